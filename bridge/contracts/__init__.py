@@ -1,0 +1,1 @@
+"""One module per gRPC service: thin renderers on the neutral core."""

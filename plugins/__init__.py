@@ -1,0 +1,1 @@
+"""Code that runs inside an engine's process or Python environment."""

@@ -1,0 +1,1 @@
+"""Process lifecycle: spawn, watch, drain, and the control channel to the front end."""

@@ -1,0 +1,110 @@
+"""The control channel between the supervisor and a front end.
+
+One socketpair per front end; each message is a 4-byte big-endian length and a msgpack map tagged `type`. The first
+message each way carries `CONTROL_VERSION`; a supervisor one version behind may run a newer front end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from bridge.wire.companion import Facts
+
+CONTROL_VERSION = 1
+
+
+class Rank(msgspec.Struct, gc=False):
+    """One engine rank that answered the handshake: its ZMQ identity and the ready map it sent."""
+
+    identity: bytes
+    ready: dict[str, Any]
+
+
+class Listener(msgspec.Struct, gc=False):
+    """A bound, listening socket the front end inherits. `address` is what to tell people, e.g. `127.0.0.1:50051`."""
+
+    fd: int
+    kind: str
+    address: str
+
+
+class Start(msgspec.Struct, tag="start", kw_only=True):
+    """Supervisor → front end, first message: everything it needs to serve one slot of one engine."""
+
+    version: int = CONTROL_VERSION
+    engine: str
+    served_model_name: str
+    slot: int
+    """Index of the socket pair, `client_index` on vLLM."""
+    incarnation: int
+    """Never used before for this slot in this state directory; part of every wire id."""
+    input_address: str
+    output_address: str
+    listeners: list[Listener]
+    contracts: list[str]
+    options: dict[str, Any] = {}
+    """Front-end flags by name (max message size, limits, drain seconds …)."""
+
+
+class Loading(msgspec.Struct, tag="loading", kw_only=True):
+    """Supervisor → front end while the engine starts: shown in HealthCheck."""
+
+    phase: str
+    elapsed_s: float
+
+
+class EngineUp(msgspec.Struct, tag="engine_up", kw_only=True):
+    """Supervisor → front end: every rank is ready and the facts are known."""
+
+    ranks: list[Rank]
+    facts: Facts
+
+
+class EngineDown(msgspec.Struct, tag="engine_down", kw_only=True):
+    """Supervisor → front end: the engine is gone. `reason` is one line for people."""
+
+    reason: str
+
+
+class RankLoad(msgspec.Struct, tag="rank_load", kw_only=True):
+    """Supervisor → front end: load figures that reached slot 0."""
+
+    rank: int
+    running: int
+    waiting: int
+    kv_cache_usage: float
+
+
+class Drain(msgspec.Struct, tag="drain", kw_only=True):
+    """Supervisor → front end: refuse new work, let streams finish for at most `grace_s`, then exit."""
+
+    grace_s: float
+
+
+class Started(msgspec.Struct, tag="started", kw_only=True):
+    """Front end → supervisor, first message: the slot is bound and the listeners answer."""
+
+    version: int = CONTROL_VERSION
+    pid: int
+
+
+class Serving(msgspec.Struct, tag="serving", kw_only=True):
+    """Front end → supervisor: generation requests are accepted."""
+
+
+class Drained(msgspec.Struct, tag="drained", kw_only=True):
+    """Front end → supervisor: every stream has its terminal; the process exits now."""
+
+    aborted: int
+
+
+class Fatal(msgspec.Struct, tag="fatal", kw_only=True):
+    """Front end → supervisor: it cannot serve, and why, in one line."""
+
+    reason: str
+
+
+ToFrontEnd = Start | Loading | EngineUp | EngineDown | RankLoad | Drain
+ToSupervisor = Started | Serving | Drained | Fatal

@@ -1,0 +1,1 @@
+"""What an engine's bytes mean, and the sockets they travel on. No processes, no policy."""

@@ -1,0 +1,133 @@
+"""The seam between the neutral core and one engine's wire: what a request asks for, what a step says.
+
+The core holds a `Codec` and never an engine's struct names. A codec is built from the layout of the engine version that
+answered the handshake.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+Frames = list[bytes]
+"""One ZMQ message without the peer identity: type and payload frames, as the engine reads them."""
+
+
+class Finish(enum.Enum):
+    """Why a request ended, in the words of the neutral core."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class Sampling(msgspec.Struct, kw_only=True, gc=False):
+    """Sampling values with every default already decided; the codec copies them and adds nothing.
+
+    `eos_token_id` and `eos_token_ids` are set even with `ignore_eos`: the codec knows what its engine wants then.
+    `top_k` 0 and `min_p` 0 mean off. `seed` None means unseeded.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int = 16
+    min_tokens: int = 0
+    seed: int | None = None
+    ignore_eos: bool = False
+    stop_token_ids: list[int] = []
+    """What the request asked for; never EOS ids."""
+    eos_token_ids: list[int] = []
+    """The model's EOS ids, the primary one first."""
+
+
+class GenerateCall(msgspec.Struct, kw_only=True, gc=False):
+    """One generation as an engine receives it. `arrival_time` is in seconds since the epoch."""
+
+    wire_id: str
+    prompt_token_ids: list[int]
+    sampling: Sampling
+    arrival_time: float
+    priority: int = 0
+    trace_headers: dict[str, str] | None = None
+
+
+class Delta(Protocol):
+    """What one step adds to one request. `finish_reason` is the engine's own code, None while it runs."""
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: Any
+
+
+class Load(msgspec.Struct, kw_only=True, gc=False):
+    """Scheduler load of one rank. `kv_cache_usage` is a fraction in [0, 1]."""
+
+    rank: int = 0
+    running: int = 0
+    waiting: int = 0
+    kv_cache_usage: float = 0.0
+
+
+class Reply(msgspec.Struct, gc=False):
+    """The answer to a utility call; `failure` is the engine's own text."""
+
+    call_id: int
+    failure: str | None
+    value: Any
+
+
+class Step(Protocol):
+    """One decoded engine output message."""
+
+    outputs: Sequence[Any]
+    engine_index: int
+
+
+class Codec(Protocol):
+    """Encodes requests for, and decodes steps of, one engine at one version."""
+
+    engine: str
+    version: str
+
+    def add(self, call: GenerateCall) -> Frames: ...
+
+    def abort(self, wire_ids: Sequence[str]) -> Frames: ...
+
+    def utility(self, call_id: int, method: str, args: Sequence[Any]) -> Frames: ...
+
+    def is_death(self, frames: Sequence[Any]) -> bool:
+        """Whether the message is the engine's last word instead of a step."""
+        ...
+
+    def step(self, frames: Sequence[Any]) -> Any:
+        """Decode one output message to a `Step`; raises `WireError` when it cannot."""
+        ...
+
+    def load(self, step: Any) -> Load | None: ...
+
+    def reply(self, step: Any) -> Reply | None: ...
+
+    def finish(self, delta: Any) -> tuple[Finish, int | None, str | None]:
+        """(reason, stop token id the engine named or None, error text or None) of a terminal delta."""
+        ...
+
+    def cached_tokens(self, delta: Any) -> int | None:
+        """Prompt tokens served from the prefix cache, when this delta carries the figure."""
+        ...
+
+
+class WireError(Exception):
+    """A message that does not fit the engine's layout."""
+
+
+class LayoutError(Exception):
+    """The installed engine's layout lacks a field the bridge must send or read; the text names it."""

@@ -1,0 +1,1 @@
+"""vLLM engine-core layouts and codecs."""
