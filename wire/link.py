@@ -1,0 +1,148 @@
+"""The link's sockets: slots (an input ROUTER and an output PULL over ipc) in a private folder.
+
+The engine dials; the bridge binds. Send and receive never block. Output sockets have no high-water mark and must always
+be drained: back-pressure is per gRPC stream, never on the engine's socket.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+import zmq
+
+from bridge.wire.codec import Frames
+
+MAX_IPC_PATH = 107
+"""Bytes of an ipc path that fit `sockaddr_un` (Linux), so libzmq's limit too."""
+
+
+class LinkError(Exception):
+    """A slot that cannot be bound or a peer that cannot be reached; one line for people."""
+
+
+def private_folder(path: Path) -> Path:
+    """Make `path` (mode 0700), or accept it when it is ours and private; raises `LinkError` otherwise."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    info = path.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+        raise LinkError(f"{path} is not a folder of this user; name another with --state-dir")
+    if info.st_mode & 0o077:
+        raise LinkError(f"{path} can be read by other users (mode {info.st_mode & 0o777:o}); make it 0700")
+    return path
+
+
+def slot_addresses(folder: Path, index: int) -> tuple[str, str]:
+    """The (input, output) ipc addresses of a slot. Names are short: the whole path must fit 107 bytes."""
+    pair = (f"ipc://{folder}/i{index}", f"ipc://{folder}/o{index}")
+    for address in pair:
+        length = len(os.fsencode(address.removeprefix("ipc://")))
+        if length > MAX_IPC_PATH:
+            raise LinkError(
+                f"the socket path {address} has {length} bytes and the limit is {MAX_IPC_PATH}: use a shorter --state-dir"
+            )
+    return pair
+
+
+class Slot:
+    """One input/output socket pair of a link, bound and locked.
+
+    A lock file beside each pair is held for the slot's life, because libzmq lets a second bind steal a live ipc path.
+    """
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], index: int, input_address: str, output_address: str
+    ) -> None:
+        """Bind both sockets; raises `LinkError` when another process holds the slot."""
+        self.index = index
+        self.input_address = input_address
+        self.output_address = output_address
+        self._lock = _lock(input_address)
+        self._input: zmq.Socket[bytes] | None = None
+        self._output: zmq.Socket[bytes] | None = None
+        try:
+            self._input = context.socket(zmq.ROUTER)
+            self._input.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            self._output = context.socket(zmq.PULL)
+            for socket, address in ((self._input, input_address), (self._output, output_address)):
+                socket.setsockopt(zmq.SNDHWM, 0)
+                socket.setsockopt(zmq.RCVHWM, 0)
+                socket.setsockopt(zmq.LINGER, 0)
+                _unlink_stale(address)
+                socket.bind(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise LinkError(f"slot {index} cannot bind {input_address}: {error}") from None
+        except BaseException:
+            self.close()
+            raise
+        self._send = self._input.send_multipart
+        self._recv = self._output.recv_multipart
+        self.output_fd = int(self._output.getsockopt(zmq.FD))
+        self.input_fd = int(self._input.getsockopt(zmq.FD))
+
+    def send(self, identity: bytes, frames: Frames) -> None:
+        """Queue one message to a rank; raises `LinkError` when that rank has no connection to this slot."""
+        try:
+            self._send([identity, *frames], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            raise LinkError(f"rank {identity.hex()} is not connected to slot {self.index}: {error}") from None
+
+    def receive(self) -> list[bytes] | None:
+        """The frames of the next output message, or None when none waits. The FD is edge-triggered: drain it."""
+        try:
+            return self._recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def receive_ready(self) -> tuple[bytes, bytes] | None:
+        """The next (identity, ready map) from the input socket, or None. Other shapes are dropped."""
+        assert self._input is not None
+        while True:
+            try:
+                frames = self._input.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+            if len(frames) == 2:
+                return frames[0], frames[1]
+
+    def close(self) -> None:
+        """Close both sockets and release the lock. The socket files stay for the next holder to take over."""
+        for socket in (self._input, self._output):
+            if socket is not None:
+                socket.close(0)
+        self._input = self._output = None
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _path(address: str) -> str:
+    if not address.startswith("ipc://"):
+        raise LinkError(f"a slot's address must be ipc://, not {address}")
+    return address.removeprefix("ipc://")
+
+
+def _lock(address: str) -> int:
+    path = _path(address) + ".lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise LinkError(f"another process serves the slot at {address} (it holds {path})") from None
+    return descriptor
+
+
+def _unlink_stale(address: str) -> None:
+    """Remove a socket that an earlier holder left; anything that is not a socket is somebody's and stays."""
+    path = _path(address)
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise LinkError(f"{path} exists and is not a socket; remove it or use another --state-dir")
+    os.unlink(path)
