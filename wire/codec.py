@@ -69,12 +69,17 @@ class Delta(Protocol):
 
 
 class Load(msgspec.Struct, kw_only=True, gc=False):
-    """Scheduler load of one rank. `kv_cache_usage` is a fraction in [0, 1]."""
+    """Scheduler load of one rank. `kv_cache_usage` is a fraction in [0, 1].
+
+    `prefix_queries` and `prefix_hits` count tokens looked up in and served from the prefix cache since the last report.
+    """
 
     rank: int = 0
     running: int = 0
     waiting: int = 0
     kv_cache_usage: float = 0.0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
 
 
 class Reply(msgspec.Struct, gc=False):

@@ -1,7 +1,7 @@
 """The start-up handshake that engines share: HELLO → INIT → (ready map on every input socket) + READY.
 
-`Handshake` is sans-IO: payloads in, replies out. `HandshakeServer` is its ROUTER socket. Both orders of the ready map and
-READY occur (vLLM 0.32, ten milliseconds apart), so a rank is up only once both came. An engine waits five minutes
+`Handshake` is sans-IO: payloads in, replies out. `HandshakeServer` is its ROUTER socket. Both orders of the ready map
+and READY occur (vLLM 0.32, ten milliseconds apart), so a rank is up only once both came. An engine waits five minutes
 between HELLO and INIT (vLLM 0.32), so INIT goes out at once.
 
     engine DEALER ── HELLO {status, local, headless} ─────────▶ bridge ROUTER
@@ -68,7 +68,9 @@ class Handshake:
     that INIT offers, one pair a slot.
     """
 
-    def __init__(self, *, inputs: Sequence[str], outputs: Sequence[str], first_rank: int = 0, rank_count: int = 1) -> None:
+    def __init__(
+        self, *, inputs: Sequence[str], outputs: Sequence[str], first_rank: int = 0, rank_count: int = 1
+    ) -> None:
         if len(inputs) != len(outputs) or not inputs:
             raise ValueError("a handshake offers at least one pair of input and output addresses")
         self._init = msgspec.msgpack.encode(

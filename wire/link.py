@@ -41,7 +41,7 @@ def slot_addresses(folder: Path, index: int) -> tuple[str, str]:
         length = len(os.fsencode(address.removeprefix("ipc://")))
         if length > MAX_IPC_PATH:
             raise LinkError(
-                f"the socket path {address} has {length} bytes and the limit is {MAX_IPC_PATH}: use a shorter --state-dir"
+                f"the socket path {address} has {length} bytes; the limit is {MAX_IPC_PATH}: use a shorter --state-dir"
             )
     return pair
 

@@ -1,0 +1,262 @@
+"""The front end's view of its engine: the slot, the codec, the ranks, the load, utility calls, and the step pump.
+
+One object for the engine's life as this front end sees it; `up` and `down` are told by whoever owns the handshake (the
+supervisor over the control channel, or `attach` in this process).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bridge.grpc.status import Code
+from bridge.refusal import Refusal
+from bridge.requests import RequestTable
+from bridge.wire.codec import Codec, GenerateCall, Load, Reply, WireError
+from bridge.wire.companion import Facts
+from bridge.wire.engines import codec_for
+from bridge.wire.link import LinkError, Slot
+
+log = logging.getLogger(__name__)
+
+STEPS_PER_WAKEUP = 64
+"""Output messages read before the loop gets a turn; what waits beyond is read in the next one."""
+
+UNDECODABLE_LIMIT = 3
+"""Steps in a row that do not decode before the link counts as broken."""
+
+
+class State(enum.Enum):
+    """Where the engine is, as this front end knows it."""
+
+    LOADING = "loading"
+    UP = "up"
+    DOWN = "down"
+
+
+class RankView:
+    """One rank: its identity, ready map and last known load."""
+
+    __slots__ = ("hits", "identity", "index", "load", "queries", "ready")
+
+    def __init__(self, identity: bytes, ready: dict[str, Any]) -> None:
+        self.identity = identity
+        self.index = int.from_bytes(identity, "little")
+        self.ready = ready
+        self.load = Load(rank=self.index)
+        self.queries = 0
+        self.hits = 0
+
+
+class Engine:
+    """One engine behind one slot. Everything runs on the event loop's thread."""
+
+    def __init__(
+        self,
+        name: str,
+        slot: Slot,
+        *,
+        wire_prefix: str,
+        max_in_flight: int,
+        flush: Callable[[], None],
+        on_death: Callable[[str], None],
+    ) -> None:
+        """`flush` writes what a drain rendered; `on_death(reason)` is called when the slot itself learns of the end."""
+        self.name = name
+        self.slot = slot
+        self.state = State.LOADING
+        self.detail = "waiting for the engine"
+        self.started_at = time.time()
+        self.last_receive_at = 0.0
+        self.ranks: list[RankView] = []
+        self._wire_prefix = wire_prefix
+        self._max_in_flight = max_in_flight
+        self._flush = flush
+        self._on_death = on_death
+        self._codec: Codec | None = None
+        self._table: RequestTable | None = None
+        self._facts: Facts | None = None
+        self._undecodable = 0
+        self._call_counter = 0
+        self._calls: dict[int, asyncio.Future[Reply]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(slot.output_fd, self._readable)
+        self._rate_at = time.monotonic()
+        self._rate_tokens = 0
+        self._rate = 0.0
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def up(self, ranks: Sequence[tuple[bytes, dict[str, Any]]], facts: Facts) -> None:
+        """Every rank answered and the facts are known; raises `LayoutError` when no codec fits the engine."""
+        self.ranks = [RankView(identity, ready) for identity, ready in sorted(ranks)]
+        self._codec = codec_for(self.name, self.ranks[0].ready, facts.layouts, self.slot.index)
+        self._facts = facts
+        self._table = RequestTable(
+            self._codec, self.slot.send, self._wire_prefix, max_in_flight=self._max_in_flight
+        )
+        for rank in self.ranks:
+            self._table.per_rank[rank.identity] = 0
+        self.state = State.UP
+        self.detail = ""
+        self._readable()
+
+    def down(self, reason: str) -> None:
+        """The engine is gone: every request and utility call ends now."""
+        if self.state is State.DOWN:
+            return
+        self.state = State.DOWN
+        self.detail = reason
+        if self._table is not None:
+            self._table.fail_all(Code.UNAVAILABLE, f"the engine is gone: {reason}")
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(Refusal(Code.UNAVAILABLE, f"the engine is gone: {reason}"))
+        self._calls.clear()
+        self._flush()
+
+    def close(self) -> None:
+        self._loop.remove_reader(self.slot.output_fd)
+        self.slot.close()
+
+    @property
+    def table(self) -> RequestTable:
+        """The request table; raises `Refusal` UNAVAILABLE unless the engine is up."""
+        if self.state is not State.UP or self._table is None:
+            raise self._unavailable()
+        return self._table
+
+    @property
+    def facts(self) -> Facts:
+        """The facts; raises `Refusal` UNAVAILABLE until the engine was up once."""
+        if self._facts is None:
+            raise self._unavailable()
+        return self._facts
+
+    @property
+    def active_requests(self) -> int:
+        return 0 if self._table is None else len(self._table)
+
+    def _unavailable(self) -> Refusal:
+        if self.state is State.DOWN:
+            return Refusal(Code.UNAVAILABLE, f"the engine is gone: {self.detail}")
+        return Refusal(Code.UNAVAILABLE, f"the engine is not ready: {self.detail}")
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def choose_rank(self) -> bytes:
+        """The rank with the fewest live requests here, the lower index on a tie."""
+        if len(self.ranks) == 1:
+            return self.ranks[0].identity
+        counts = self.table.per_rank
+        return min(self.ranks, key=lambda rank: (counts[rank.identity], rank.load.waiting, rank.index)).identity
+
+    def generate(self, request: Any, call: GenerateCall) -> None:
+        """Send a checked generation; raises `Refusal`."""
+        try:
+            self.table.admit(request, self.choose_rank(), call)
+        except LinkError as error:
+            raise Refusal(Code.UNAVAILABLE, str(error)) from None
+
+    async def utility(self, method: str, args: Sequence[Any] = (), *, timeout_s: float = 60.0) -> list[Reply]:
+        """Call an engine method on every rank; raises `Refusal` UNAVAILABLE or DEADLINE_EXCEEDED."""
+        self.table  # noqa: B018  (refuses unless up)
+        assert self._codec is not None
+        futures: dict[int, asyncio.Future[Reply]] = {}
+        for rank in self.ranks:
+            self._call_counter += 1
+            call_id = self._call_counter
+            futures[call_id] = self._calls[call_id] = self._loop.create_future()
+            try:
+                self.slot.send(rank.identity, self._codec.utility(call_id, method, args))
+            except LinkError as error:
+                for pending in futures:
+                    del self._calls[pending]
+                raise Refusal(Code.UNAVAILABLE, str(error)) from None
+        try:
+            async with asyncio.timeout(timeout_s):
+                return list(await asyncio.gather(*futures.values()))
+        except TimeoutError:
+            raise Refusal(
+                Code.DEADLINE_EXCEEDED, f"the engine did not answer {method} within {timeout_s:g} s"
+            ) from None
+        finally:
+            for call_id in futures:
+                self._calls.pop(call_id, None)
+
+    # -- load --------------------------------------------------------------------------------------------------------
+
+    def take_load(self, load: Load) -> None:
+        """Load figures of one rank, from this slot's steps or from slot 0's by way of the supervisor."""
+        for rank in self.ranks:
+            if rank.index == load.rank:
+                rank.load = load
+                rank.queries += load.prefix_queries
+                rank.hits += load.prefix_hits
+
+    def tokens_per_second(self) -> float:
+        """Output tokens a second since the previous reading at least a second ago; O(live requests)."""
+        now = time.monotonic()
+        elapsed = now - self._rate_at
+        if elapsed >= 1.0 and self._table is not None:
+            tokens = self._table.tokens_out
+            self._rate = (tokens - self._rate_tokens) / elapsed
+            self._rate_at, self._rate_tokens = now, tokens
+        return self._rate
+
+    # -- the step pump -----------------------------------------------------------------------------------------------
+
+    def _readable(self) -> None:
+        """Drain the output socket: all waiting steps first, then one render, then one write a connection."""
+        codec = self._codec
+        if codec is None:
+            return
+        receive = self.slot.receive
+        steps = []
+        for _ in range(STEPS_PER_WAKEUP):
+            frames = receive()
+            if frames is None:
+                break
+            try:
+                step = codec.step(frames)
+            except WireError as error:
+                self._undecodable_step(frames, error)
+                continue
+            self._undecodable = 0
+            if step.outputs:
+                steps.append(step)
+            self._take_extras(codec, step)
+        else:
+            self._loop.call_soon(self._readable)
+        if steps and self._table is not None:
+            self.last_receive_at = time.time()
+            self._table.deliver(steps)
+            self._flush()
+
+    def _take_extras(self, codec: Codec, step: Any) -> None:
+        load = codec.load(step)
+        if load is not None:
+            self.take_load(load)
+        reply = codec.reply(step)
+        if reply is not None:
+            future = self._calls.pop(reply.call_id, None)
+            if future is not None and not future.done():
+                future.set_result(reply)
+
+    def _undecodable_step(self, frames: Sequence[Any], error: WireError) -> None:
+        """The engine's last word, or a step that may have held anybody's tokens: then its requests cannot be trusted."""
+        assert self._codec is not None
+        if self._codec.is_death(frames):
+            self._on_death("it reported its own death (see its log)")
+            return
+        self._undecodable += 1
+        log.error("an engine message does not fit the wire layout: %s", error)
+        if self._table is not None:
+            self._table.fail_running(Code.INTERNAL, f"an engine message could not be decoded: {error}")
+            self._flush()
+        if self._undecodable >= UNDECODABLE_LIMIT:
+            self._on_death(f"{self._undecodable} messages in a row could not be decoded, the last: {error}")
