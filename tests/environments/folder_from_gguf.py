@@ -1,4 +1,4 @@
-"""Turns a GGUF file into a bf16 Hugging Face model folder (run by build.py in an environment with torch and transformers).
+"""Turns a GGUF file into a bfloat16 Hugging Face model folder. build.py runs it where torch and transformers are.
 
 Usage: folder_from_gguf.py FILE.gguf OUT_DIR
 """
