@@ -1,0 +1,105 @@
+"""The state folder: slot sockets, their locks, and what must survive a front end. One supervisor at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+
+from bridge.supervisor.errors import UsageError
+from bridge.supervisor.leash import remove_folder
+from bridge.wire.link import LinkError, private_folder, slot_addresses
+
+STATE_VERSION = 1
+"""Of the folder's contents; a supervisor refuses a folder of another version."""
+
+FLAG = "--state-dir"
+
+
+class StateFolder:
+    """An open, locked state folder. One that was made for this run alone is removed with it."""
+
+    def __init__(self, path: Path, lock: int, *, temporary: bool) -> None:
+        self.path = path
+        self.temporary = temporary
+        self._lock = lock
+
+    @classmethod
+    def open(cls, path: Path | None) -> StateFolder:
+        """Take `path`, or make a folder for this run under XDG_RUNTIME_DIR or the temporary folder.
+
+        Raises `UsageError` when it cannot be ours alone, another supervisor holds it, or its name is too long for the
+        sockets in it.
+        """
+        temporary = path is None
+        if path is None:
+            path = _base() / f"hb-{os.getpid()}-{os.urandom(4).hex()}"
+        try:
+            path = private_folder(Path(os.path.abspath(path)))
+            slot_addresses(path, 0)
+        except LinkError as error:
+            raise UsageError(str(error)) from None
+        except OSError as error:
+            raise UsageError(
+                f"the state folder {path} cannot be made: {error.strerror}; name one with {FLAG}"
+            ) from None
+        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise UsageError(f"another supervisor uses the state folder {path}; name another with {FLAG}") from None
+        state = cls(path, lock, temporary=temporary)
+        try:
+            state._check_version()
+        except BaseException:
+            os.close(lock)
+            raise
+        return state
+
+    def slot(self, index: int) -> tuple[str, str]:
+        """The (input, output) ipc addresses of a slot."""
+        return slot_addresses(self.path, index)
+
+    def next_incarnation(self, slot: int) -> int:
+        """A number never given before for this slot in this folder, from 1; on disk before it is returned."""
+        path = self.path / f"incarnation{slot}"
+        number = 1 + (int(path.read_text()) if path.exists() else 0)
+        _write(path, str(number))
+        return number
+
+    def close(self) -> None:
+        if self._lock < 0:
+            return
+        if self.temporary:
+            remove_folder(str(self.path))
+        os.close(self._lock)
+        self._lock = -1
+
+    def _check_version(self) -> None:
+        path = self.path / "version"
+        with contextlib.suppress(FileNotFoundError):
+            found = path.read_text()
+            if found != str(STATE_VERSION):
+                raise UsageError(
+                    f"the state folder {self.path} has version {found[:16]!r}, this bridge reads {STATE_VERSION}; "
+                    f"name another with {FLAG}"
+                )
+            return
+        _write(path, str(STATE_VERSION))
+
+
+def _base() -> Path:
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.path.isdir(runtime) and os.access(runtime, os.W_OK):
+        return Path(runtime)
+    return Path(tempfile.gettempdir())
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file whole: a reader sees the old text or the new."""
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(text)
+    os.replace(temporary, path)
