@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bridge.grpc.status import Code
-from bridge.refusal import Refusal
-from bridge.requests import RequestTable
+from bridge.refusal import Refusal, invalid
+from bridge.requests import Request, RequestTable
 from bridge.wire.codec import Codec, GenerateCall, Load, Reply, WireError
 from bridge.wire.companion import Facts
 from bridge.wire.engines import codec_for
@@ -155,10 +155,17 @@ class Engine:
         counts = self.table.per_rank
         return min(self.ranks, key=lambda rank: (counts[rank.identity], rank.load.waiting, rank.index)).identity
 
-    def generate(self, request: Any, call: GenerateCall) -> None:
-        """Send a checked generation; raises `Refusal`."""
+    def pinned_rank(self, field: str, index: int) -> bytes:
+        """The rank a request names; raises `Refusal` INVALID_ARGUMENT when the engine has no such rank."""
+        for rank in self.ranks:
+            if rank.index == index:
+                return rank.identity
+        raise invalid(field, index, "one of " + ", ".join(str(rank.index) for rank in self.ranks))
+
+    def generate(self, request: Request, rank: bytes, call: GenerateCall) -> None:
+        """Send a checked generation to `rank`; raises `Refusal`."""
         try:
-            self.table.admit(request, self.choose_rank(), call)
+            self.table.admit(request, rank, call)
         except LinkError as error:
             raise Refusal(Code.UNAVAILABLE, str(error)) from None
 

@@ -28,11 +28,17 @@ STRANGER_ABORTS_PER_SECOND = 16
 """Aborts sent for outputs whose wire id this table never had or has forgotten."""
 
 
+class Writable(Protocol):
+    """The call that a request answers on."""
+
+    @property
+    def blocked(self) -> bool:
+        """True while chunks must wait: the table keeps the tokens until `RequestTable.resume`."""
+        ...
+
+
 class Sink(Protocol):
     """Where one request's results go: a contract's renderer over one call."""
-
-    blocked: bool
-    """True while chunks must wait; the table keeps the tokens and calls `chunk` again after `RequestTable.resume`."""
 
     def chunk(self, sequence: Sequence, tokens: list[int]) -> None:
         """Render new tokens of a sequence. `sequence.sent` already counts them."""
@@ -84,13 +90,22 @@ class Sequence:
 class Request:
     """One client request and the sequences that still run for it."""
 
-    __slots__ = ("arrived", "client_id", "open", "prompt_tokens", "sequences", "sink", "stop_ids", "stream")
+    __slots__ = ("arrived", "client_id", "open", "out", "prompt_tokens", "sequences", "sink", "stop_ids", "stream")
 
     def __init__(
-        self, client_id: str, prompt_tokens: int, sink: Sink, *, stream: bool, stop_ids: Iterable[int], arrived: float
+        self,
+        client_id: str,
+        prompt_tokens: int,
+        out: Writable,
+        sink: Sink,
+        *,
+        stream: bool,
+        stop_ids: Iterable[int],
+        arrived: float,
     ) -> None:
         self.client_id = client_id
         self.prompt_tokens = prompt_tokens
+        self.out = out
         self.sink = sink
         self.stream = stream
         self.stop_ids = frozenset(stop_ids)
@@ -201,7 +216,7 @@ class RequestTable:
                     self._last(sequence, delta)
         for sequence in touched:
             request = sequence.request
-            if request.stream and not request.sink.blocked:
+            if request.stream and not request.out.blocked:
                 self._render(sequence)
 
     def _deliver_one(self, outputs: Iterable[Any]) -> None:
@@ -220,18 +235,16 @@ class RequestTable:
                 continue
             request = sequence.request
             if request.stream:
-                sink = request.sink
-                if not sink.blocked:
-                    sent = sequence.sent
-                    count = len(ids)
-                    if count > sent:
-                        sequence.sent = count
-                        sink.chunk(sequence, ids[sent:])
+                sent = sequence.sent
+                count = len(ids)
+                if count > sent and not request.out.blocked:
+                    sequence.sent = count
+                    request.sink.chunk(sequence, ids[sent:])
 
     def resume(self, request: Request) -> None:
         """Render what waited while the request's sink was blocked."""
         for sequence in request.sequences:
-            if sequence.finish is None and not request.sink.blocked:
+            if sequence.finish is None and not request.out.blocked:
                 self._render(sequence)
 
     def _render(self, sequence: Sequence) -> None:
@@ -251,6 +264,8 @@ class RequestTable:
         finish, stop_id, error = self._codec.finish(delta)
         request = sequence.request
         if finish is Finish.ERROR:
+            sequence.finish = finish
+            self._forget(sequence)
             self._fail(request, Code.INTERNAL, error or "the engine ended the request with an error")
             return
         if stop_id is not None and stop_id in request.stop_ids:

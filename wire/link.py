@@ -108,10 +108,16 @@ class Slot:
             if len(frames) == 2:
                 return frames[0], frames[1]
 
+    def disconnections(self) -> zmq.Socket[bytes]:
+        """A socket that gets a message whenever a peer of the input socket goes away; its FD is edge-triggered."""
+        assert self._input is not None
+        return self._input.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+
     def close(self) -> None:
         """Close both sockets and release the lock. The socket files stay for the next holder to take over."""
         for socket in (self._input, self._output):
             if socket is not None:
+                socket.disable_monitor()
                 socket.close(0)
         self._input = self._output = None
         if self._lock >= 0:

@@ -1,0 +1,158 @@
+"""`headless-bridge attach`: the front end for an engine that somebody else starts.
+
+One slot; this process answers the handshake and does slot 0's work itself. Facts come from the model folder, so no engine
+needs to be installed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from pathlib import Path
+
+import uvloop
+import zmq
+
+from bridge.contracts.names import contracts_for
+from bridge.flags import Values
+from bridge.frontend import FrontEnd
+from bridge.supervisor.errors import EXIT_REQUESTED, EXIT_UNREQUESTED, SupervisorError, UsageError
+from bridge.supervisor.listeners import bind_tcp, bind_unix
+from bridge.supervisor.state import StateFolder
+from bridge.wire.codec import LayoutError
+from bridge.wire.handshake import Handshake, HandshakeError, HandshakeServer
+from bridge.wire.link import LinkError, Slot
+from bridge.wire.model_folder import ModelFolderError, facts_from_folder
+
+log = logging.getLogger(__name__)
+
+
+def run(engine: str, model: str, values: Values) -> int:
+    """Serve until a signal (exit 0) or the engine's end (exit 1)."""
+    state = StateFolder.open(Path(values["state_dir"]) if values["state_dir"] else None)
+    try:
+        return uvloop.run(_Attached(engine, model, values, state).run())
+    finally:
+        state.close()
+
+
+class _Attached:
+    """One run of `attach`."""
+
+    def __init__(self, engine: str, model: str, values: Values, state: StateFolder) -> None:
+        self._engine = engine
+        self._model = model
+        self._values = values
+        self._state = state
+        self._ended: asyncio.Future[tuple[int, str]] | None = None
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[tuple[int, str]] = loop.create_future()
+        self._ended = ended
+        values, state = self._values, self._state
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        listener = (
+            bind_unix(Path(values["uds"])) if values["uds"] else bind_tcp(values["host"], values["port"])
+        )
+        address = values["listen_handshake"]
+        try:
+            server = HandshakeServer(context, address)
+        except zmq.ZMQError as error:
+            raise UsageError(f"cannot bind the handshake address {address}: {error}") from None
+        try:
+            slot = Slot(context, 0, *state.slot(0))
+        except LinkError as error:
+            raise UsageError(str(error)) from None
+        front_end = FrontEnd(
+            self._engine,
+            slot,
+            incarnation=state.next_incarnation(0),
+            contracts=contracts_for(self._engine, values["contract"]),
+            options=values.values,
+            on_death=lambda reason: self._end(EXIT_UNREQUESTED, f"the engine is gone: {reason}"),
+        )
+        self._handshake = Handshake(
+            inputs=[slot.input_address], outputs=[slot.output_address], rank_count=values["data_parallel_size"]
+        )
+        self._server, self._slot, self._front_end = server, slot, front_end
+        loop.add_reader(server.fd, self._on_handshake)
+        loop.add_reader(slot.input_fd, self._on_ready_map)
+        self._disconnections = slot.disconnections()
+        loop.add_reader(self._disconnections, self._on_disconnect)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end, EXIT_REQUESTED, "a signal asked for the stop")
+        await front_end.server.serve(listener.socket)
+        log.info("serving gRPC on %s; waiting for the engine on %s", listener.address, server.address)
+        self._on_handshake()
+        code, reason = await ended
+        log.info("stopping: %s", reason)
+        await front_end.drain(values["drain_secs"] if code == EXIT_REQUESTED else 0.0)
+        loop.remove_reader(server.fd)
+        loop.remove_reader(slot.input_fd)
+        loop.remove_reader(self._disconnections)
+        server.close()
+        await front_end.close()
+        if code != EXIT_REQUESTED:
+            raise SupervisorError(reason)
+        return code
+
+    def _end(self, code: int, reason: str) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result((code, reason))
+
+    def _on_handshake(self) -> None:
+        while (received := self._server.receive()) is not None:
+            was_up = self._handshake.done
+            try:
+                replies = self._handshake.receive(*received)
+            except HandshakeError as error:
+                log.warning("ignored on the handshake socket: %s", error)
+                continue
+            for reply in replies:
+                self._server.send(*reply)
+            if was_up and not self._handshake.done:
+                self._front_end.engine_down("a rank started anew")
+                self._end(EXIT_UNREQUESTED, "a rank of the engine started anew; attach again")
+                return
+        self._advance()
+
+    def _on_ready_map(self) -> None:
+        while (received := self._slot.receive_ready()) is not None:
+            try:
+                self._handshake.receive_ready_map(*received)
+            except HandshakeError as error:
+                log.warning("ignored on the input socket: %s", error)
+        self._advance()
+
+    def _on_disconnect(self) -> None:
+        gone = False
+        while self._disconnections.poll(0):
+            self._disconnections.recv_multipart(zmq.NOBLOCK)
+            gone = True
+        if gone and self._handshake.done:
+            self._front_end.engine_down("it closed its connection")
+            self._end(EXIT_UNREQUESTED, "the engine closed its connection")
+
+    def _advance(self) -> None:
+        front_end = self._front_end
+        if front_end.context.ready:
+            return
+        front_end.engine.detail = self._handshake.phase.value
+        if not self._handshake.done:
+            return
+        ranks = [(state.identity, state.ready or {}) for state in self._handshake.ranks.values()]
+        version = str(ranks[0][1].get("vllm_version") or "")
+        try:
+            facts = facts_from_folder(
+                Path(self._model),
+                engine=self._engine,
+                engine_version=version,
+                served_model_name=self._values["served_model_name"] or self._model,
+            )
+            front_end.engine_up(ranks, facts)
+        except (ModelFolderError, LayoutError) as error:
+            self._end(EXIT_UNREQUESTED, str(error))
+            return
+        log.info("the engine is up: %s %s", self._engine, version)

@@ -1,0 +1,159 @@
+"""`headless-bridge`: serve | attach | chat | sim | doctor.
+
+Nothing heavy is imported before the subcommand is known: `--help` stays under 200 ms.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bridge import __version__
+from bridge.flags import ATTACH, SERVE, Flag, Values, describe, resolve
+from bridge.supervisor.errors import EXIT_REQUESTED, SupervisorError, UsageError
+
+ENGINES = ("vllm", "sim")
+"""Engines that `serve` and `attach` know."""
+
+USAGE = f"""headless-bridge {__version__}: runs an LLM engine headless and serves it to gateways over gRPC
+
+usage:
+  headless-bridge serve ENGINE [MODEL] [flags] [any engine flag]   start an engine and serve it
+  headless-bridge attach ENGINE MODEL_DIR [flags]                  serve an engine that somebody else starts
+  headless-bridge chat grpc://HOST:PORT [flags]                    talk to a worker
+  headless-bridge sim --zmq-handshake-address ADDRESS [flags]      a simulated engine behind anybody's gateway
+  headless-bridge doctor [ENGINE [MODEL] [flags]]                  versions, layouts, ports, and what would run
+
+engines: {", ".join(ENGINES)}
+
+`headless-bridge COMMAND --help` tells more. `python -m bridge.headless --help` runs an engine behind another handshake."""
+
+SERVE_HELP = """usage: headless-bridge serve ENGINE [MODEL] [flags] [any engine flag] [-- engine flags]
+
+Starts ENGINE headless, completes its handshake and serves gRPC. Arguments that are not listed here, and all after
+`--`, go to the engine as they are, its model argument included.
+
+  headless-bridge serve vllm Qwen/Qwen3-0.6B --port 50051 --max-model-len 4096
+  headless-bridge serve sim --port 50051
+
+flags:
+"""
+
+ATTACH_HELP = """usage: headless-bridge attach ENGINE MODEL_DIR [flags]
+
+Serves an engine that somebody else starts and that dials --listen-handshake. Facts come from MODEL_DIR; the engine
+does not have to be installed here.
+
+  headless-bridge attach vllm ./SmolLM2-135M-Instruct --listen-handshake tcp://127.0.0.1:29550 --port 50051
+  vllm serve ./SmolLM2-135M-Instruct --headless --data-parallel-address 127.0.0.1 --data-parallel-rpc-port 29550
+
+flags:
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a subcommand; returns the exit code: 0 done or stopped on request, 1 failed, 2 wrong usage."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command = given.pop(0) if given else "--help"
+    try:
+        match command:
+            case "-h" | "--help" | "help":
+                print(USAGE)
+                return EXIT_REQUESTED
+            case "-V" | "--version":
+                print(__version__)
+                return EXIT_REQUESTED
+            case "serve":
+                return serve(given)
+            case "attach":
+                return attach(given)
+            case "chat":
+                from bridge.chat import main as chat
+
+                return chat(given)
+            case "sim":
+                os.execv(sys.executable, [sys.executable, "-m", "bridge.plugins.sim", *given])
+            case "doctor":
+                from bridge.doctor import main as doctor
+
+                return doctor(given)
+        raise UsageError(f"{command!r} is no command; choose serve, attach, chat, sim or doctor (--help tells more)")
+    except SupervisorError as error:
+        for line in error.tail:
+            print(f"  | {line}", file=sys.stderr)
+        print(f"headless-bridge: {error.reason}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def serve(arguments: list[str]) -> int:
+    """`serve ENGINE [MODEL] …`: the supervisor and everything under it."""
+    if asks_help(arguments):
+        print(SERVE_HELP + describe(SERVE))
+        return EXIT_REQUESTED
+    engine, values = parse("serve", SERVE, arguments)
+    import uvloop
+
+    from bridge.contracts.names import contracts_for
+    from bridge.supervisor.logs import configure
+    from bridge.supervisor.tree import ServeConfig, Supervisor
+
+    configure(values["log_level"], values["log_format"])
+    config = ServeConfig(
+        engine=engine,
+        arguments=values.rest,
+        engine_python=values["engine_python"],
+        host=values["host"],
+        port=values["port"],
+        uds=Path(values["uds"]) if values["uds"] else None,
+        served_model_name=values["served_model_name"],
+        contracts=contracts_for(engine, values["contract"]),
+        state_dir=Path(values["state_dir"]) if values["state_dir"] else None,
+        handshake_port=values["handshake_port"],
+        startup_timeout_s=values["startup_timeout_secs"],
+        startup_ceiling_s=values["startup_ceiling_secs"],
+        drain_s=values["drain_secs"],
+        options={key: values[key] for key in ("max_in_flight", "max_message_mib", "log_level", "log_format")},
+    )
+    return uvloop.run(Supervisor(config).run())
+
+
+def attach(arguments: list[str]) -> int:
+    """`attach ENGINE MODEL_DIR …`: a front end without a supervisor."""
+    if asks_help(arguments):
+        print(ATTACH_HELP + describe(ATTACH))
+        return EXIT_REQUESTED
+    engine, values = parse("attach", ATTACH, arguments)
+    if len(values.rest) != 1 or values.rest[0].startswith("-"):
+        raise UsageError(
+            f"attach takes one model folder, not {' '.join(values.rest) or 'none'}; "
+            "the engine's own flags go where the engine is started"
+        )
+    from bridge import attach as attached
+    from bridge.supervisor.logs import configure
+
+    configure(values["log_level"], values["log_format"])
+    return attached.run(engine, values.rest[0], values)
+
+
+def asks_help(arguments: Sequence[str]) -> bool:
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return not arguments or "--help" in own or "-h" in own
+
+
+def parse(command: str, flags: Sequence[Flag], arguments: list[str]) -> tuple[str, Values]:
+    """The engine's name (the first argument) and the resolved flags; raises `UsageError`."""
+    engine = arguments[0]
+    if engine not in ENGINES:
+        raise UsageError(
+            f"{engine!r} is no engine this bridge knows; use: headless-bridge {command} ENGINE …, "
+            f"where ENGINE is {' or '.join(ENGINES)}"
+        )
+    return engine, resolve(flags, arguments[1:], os.environ, engine)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

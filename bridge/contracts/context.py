@@ -1,0 +1,68 @@
+"""What a contract may use: the engine, the guard, text encoding, the tokenizer's files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import ClassVar
+
+from bridge.engine import Engine
+from bridge.grpc.status import Code
+from bridge.guard import Guard
+from bridge.refusal import Refusal
+from bridge.text import TextEncoder
+from bridge.wire.engines import rules_for
+from bridge.wire.model_folder import ModelFolderError
+from bridge.wire.tokenizer_files import tokenizer_archive
+
+
+class Context:
+    """Shared by the contracts of one front end; complete once the engine is up."""
+
+    TOKENIZER_CHUNK: ClassVar[int] = 64 * 1024
+    """Bytes of the tokenizer archive in one GetTokenizer chunk."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.draining = False
+        self.text = TextEncoder("")
+        self._guard: Guard | None = None
+        self._archive: asyncio.Future[tuple[bytes, str]] | None = None
+
+    def engine_up(self) -> None:
+        """Build what depends on the facts. Call after `Engine.up`."""
+        facts = self.engine.facts
+        ready = self.engine.ranks[0].ready
+        limit = int(ready.get("max_model_len") or facts.max_model_len)
+        self._guard = Guard(facts, limit, rules_for(self.engine.name).RULES)
+        self.text = TextEncoder(facts.tokenizer_path)
+
+    @property
+    def ready(self) -> bool:
+        """Whether `engine_up` was called."""
+        return self._guard is not None
+
+    @property
+    def guard(self) -> Guard:
+        """Raises `Refusal` UNAVAILABLE until the engine was up."""
+        if self._guard is None:
+            raise Refusal(Code.UNAVAILABLE, f"the engine is not ready: {self.engine.detail}")
+        return self._guard
+
+    @property
+    def default_sampling_json(self) -> str:
+        """The model's sampling defaults as a JSON object, "" when it has none."""
+        defaults = self.engine.facts.default_sampling
+        return json.dumps(defaults, sort_keys=True) if defaults else ""
+
+    async def tokenizer_archive(self) -> tuple[bytes, str]:
+        """The zip of the tokenizer's files and its SHA-256, built once and off the loop."""
+        folder = Path(self.engine.facts.tokenizer_path)
+        if self._archive is None:
+            self._archive = asyncio.ensure_future(asyncio.to_thread(tokenizer_archive, folder))
+        try:
+            return await asyncio.shield(self._archive)
+        except (OSError, ModelFolderError) as error:
+            self._archive = None
+            raise Refusal(Code.FAILED_PRECONDITION, f"the tokenizer at {folder} cannot be read: {error}") from None

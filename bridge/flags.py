@@ -1,0 +1,195 @@
+"""Our command-line flags as one table: name, environment form, the peer's variable it falls back to, default, help.
+
+The value of a flag comes from, in order: the command line, `BRIDGE_<FLAG>`, the peer servicer's variable for the engine
+(`facts` of existing manifests), the default. Every other argument, and all after `--`, belongs to the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridge.supervisor.errors import UsageError
+
+
+def seconds(text: str) -> float:
+    value = float(text)
+    if value < 0:
+        raise ValueError("must be 0 or more seconds")
+    return value
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError("must be 1 or more")
+    return value
+
+
+def port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 65535:
+        raise ValueError("must be a port from 0 to 65535 (0 takes a free one)")
+    return value
+
+
+def level(text: str) -> str:
+    value = text.lower()
+    if value not in ("debug", "info", "warning", "error"):
+        raise ValueError("must be debug, info, warning or error")
+    return value
+
+
+def log_format(text: str) -> str:
+    if text not in ("text", "json"):
+        raise ValueError("must be text or json")
+    return text
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag. `parse` raises ValueError with what the value must be. `peer` is a variable name with E for the engine."""
+
+    name: str
+    default: Any
+    help: str
+    parse: Any = str
+    metavar: str = "VALUE"
+    peer: str = ""
+    repeatable: bool = False
+
+    @property
+    def key(self) -> str:
+        return self.name.replace("-", "_")
+
+    @property
+    def env(self) -> str:
+        return "BRIDGE_" + self.key.upper()
+
+
+@dataclass(frozen=True)
+class Values:
+    """Resolved flags: `values` and where each came from, by key; `rest` are the engine's arguments."""
+
+    values: dict[str, Any]
+    sources: dict[str, str]
+    rest: list[str] = field(default_factory=list)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values[key]
+
+
+LISTEN = (
+    Flag("host", "127.0.0.1", "address the gRPC listener binds", metavar="ADDRESS"),
+    Flag("port", 50051, "port the gRPC listener binds; 0 takes a free one", port, "PORT"),
+    Flag("uds", "", "serve on this unix socket instead of a port", metavar="PATH"),
+)
+CONTRACT = (
+    Flag("served-model-name", "", "model name reported to gateways (default: the model argument)", metavar="NAME"),
+    Flag("contract", (), "gRPC contract to serve (repeatable; default: the engine's own)", metavar="NAME", repeatable=True),
+    Flag("max-in-flight", 16384, "requests in flight before new ones are refused", positive, "N"),
+    Flag("max-message-mib", 64, "largest gRPC message accepted", positive, "MIB"),
+)
+STATE = (
+    Flag("state-dir", "", "private folder for sockets and state (default: a new one a run)", metavar="FOLDER"),
+    Flag("drain-secs", 5.0, "how long streams may finish after a stop signal", seconds, "S", "SMG_E_SERVICER_DRAIN_SECS"),
+)
+LOGGING = (
+    Flag("log-level", "info", "debug, info, warning or error", level, "LEVEL"),
+    Flag("log-format", "text", "text or json", log_format, "FORMAT"),
+)
+SERVE = (
+    *LISTEN,
+    *CONTRACT,
+    *STATE,
+    Flag("engine-python", "", "Python interpreter the engine is installed in (default: this one)", metavar="PATH"),
+    Flag("handshake-port", 0, "port the engine dials; 0 takes a free one", port, "PORT", "SMG_E_SERVICER_HANDSHAKE_PORT"),
+    Flag(
+        "startup-timeout-secs",
+        1800.0,
+        "longest wait for a sign of life from a starting engine",
+        seconds,
+        "S",
+        "SMG_E_SERVICER_STARTUP_TIMEOUT_SECS",
+    ),
+    Flag(
+        "startup-ceiling-secs",
+        14400.0,
+        "the most a start may take however alive; 0 is no limit",
+        seconds,
+        "S",
+        "SMG_E_SERVICER_STARTUP_CEILING_SECS",
+    ),
+    *LOGGING,
+)
+ATTACH = (
+    *LISTEN,
+    *CONTRACT,
+    *STATE,
+    Flag("listen-handshake", "tcp://127.0.0.1:29550", "address the engine dials", metavar="TCP_ADDRESS"),
+    Flag("data-parallel-size", 1, "ranks that will dial", positive, "N"),
+    *LOGGING,
+)
+
+
+def resolve(flags: Sequence[Flag], arguments: Sequence[str], environment: Mapping[str, str], engine: str) -> Values:
+    """Split `arguments` into our flags and the engine's, and fill in what is unset; raises `UsageError`."""
+    by_option = {f"--{flag.name}": flag for flag in flags}
+    given: dict[str, list[str]] = {}
+    rest: list[str] = []
+    position = 0
+    while position < len(arguments):
+        argument = arguments[position]
+        position += 1
+        if argument == "--":
+            rest.extend(arguments[position:])
+            break
+        option, equals, value = argument.partition("=")
+        flag = by_option.get(option)
+        if flag is None:
+            rest.append(argument)
+            continue
+        if not equals:
+            if position >= len(arguments):
+                raise UsageError(f"{option} needs a value: {option} {flag.metavar}")
+            value = arguments[position]
+            position += 1
+        given.setdefault(flag.key, []).append(value)
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for flag in flags:
+        values[flag.key], sources[flag.key] = _value(flag, given.get(flag.key), environment, engine)
+    return Values(values, sources, rest)
+
+
+def _value(flag: Flag, given: list[str] | None, environment: Mapping[str, str], engine: str) -> tuple[Any, str]:
+    if given is not None:
+        texts, source = given, f"--{flag.name}"
+    elif environment.get(flag.env):
+        texts, source = _split(flag, environment[flag.env]), flag.env
+    else:
+        peer = flag.peer.replace("_E_", f"_{engine.upper()}_")
+        if not peer or not environment.get(peer):
+            return flag.default, "default"
+        texts, source = _split(flag, environment[peer]), peer
+    try:
+        parsed = [flag.parse(text) for text in texts]
+    except ValueError as error:
+        raise UsageError(f"{source} is {texts[-1]!r}: {error}") from None
+    return (tuple(parsed) if flag.repeatable else parsed[-1]), source
+
+
+def _split(flag: Flag, text: str) -> list[str]:
+    return [part for part in text.split(",") if part] if flag.repeatable else [text]
+
+
+def describe(flags: Sequence[Flag]) -> str:
+    """The flags as help text: one line each, with the default and the environment form."""
+    lines = []
+    for flag in flags:
+        default = "" if flag.default in ("", ()) else f" [{flag.default}]"
+        lines.append(f"  --{flag.name + ' ' + flag.metavar:<30} {flag.help}{default}")
+    lines.append("")
+    lines.append("Each flag has an environment form, BRIDGE_ and its name in capitals: --max-in-flight is BRIDGE_MAX_IN_FLIGHT.")
+    return "\n".join(lines)

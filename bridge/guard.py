@@ -1,0 +1,129 @@
+"""The guard: every value of a request is checked here, from facts and the engine's rules, before anything is sent.
+
+vLLM's scheduler trusts its front end: one value its decoder rejects silently wedges it, one token id outside the
+vocabulary kills it. So nothing reaches a slot that did not pass here, and every default the engine's own front end would
+fill in is filled in here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from bridge.grpc.status import Code
+from bridge.refusal import Refusal, invalid
+from bridge.wire.codec import Sampling
+from bridge.wire.companion import Facts
+
+
+class Ask(msgspec.Struct, kw_only=True, gc=False):
+    """The sampling values of one request in neutral words. None is "unset"."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    seed: int | None = None
+    ignore_eos: bool = False
+    stop_token_ids: list[int] = []
+
+
+class Rule(Protocol):
+    """One limit of an engine, as its `rules` module states it."""
+
+    @property
+    def limit(self) -> str:
+        """Reads after "must be"."""
+        ...
+
+    def allows(self, value: Any) -> bool: ...
+
+
+class Guard:
+    """Checks against one engine. `max_model_len` is the engine's own figure from its ready map, in tokens."""
+
+    def __init__(self, facts: Facts, max_model_len: int, rules: Mapping[str, Rule]) -> None:
+        self._facts = facts
+        self._rules = rules
+        self._vocab_size = facts.vocab_size
+        self.max_model_len = max_model_len
+        self._defaults = self._checked_defaults(facts.default_sampling)
+
+    def _checked_defaults(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """The model's own sampling defaults, without those that the engine would not accept."""
+        known = Ask.__struct_fields__
+        return {name: value for name, value in defaults.items() if name in known and self._fits(name, value)}
+
+    def _fits(self, name: str, value: Any) -> bool:
+        rule = self._rules.get(name)
+        return value is not None and (rule is None or rule.allows(value))
+
+    def check(self, prompt: list[int], ask: Ask) -> Sampling:
+        """The values to send for a prompt of token ids; raises `Refusal` naming the field, the value and the limit."""
+        room = self._check_prompt(prompt)
+        facts = self._facts
+        for name in Ask.__struct_fields__:
+            value = getattr(ask, name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise invalid(name, value, "a finite number")
+            rule = self._rules.get(name)
+            if rule is not None and value is not None and not rule.allows(value):
+                raise invalid(name, value, rule.limit)
+        self._check_ids("stop_token_ids", ask.stop_token_ids)
+        max_tokens = self._pick(ask, "max_tokens", room)
+        min_tokens = self._pick(ask, "min_tokens", 0)
+        if ask.max_tokens is not None and min_tokens > ask.max_tokens:
+            raise invalid("min_tokens", min_tokens, f"at most max_tokens, which is {ask.max_tokens}")
+        max_tokens = min(max_tokens, room)
+        if min_tokens > max_tokens:
+            raise invalid("min_tokens", min_tokens, f"at most the {max_tokens} tokens that the context leaves")
+        return Sampling(
+            temperature=self._pick(ask, "temperature", 1.0),
+            top_p=self._pick(ask, "top_p", 1.0),
+            top_k=self._pick(ask, "top_k", 0),
+            min_p=self._pick(ask, "min_p", 0.0),
+            frequency_penalty=self._pick(ask, "frequency_penalty", 0.0),
+            presence_penalty=self._pick(ask, "presence_penalty", 0.0),
+            repetition_penalty=self._pick(ask, "repetition_penalty", 1.0),
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            seed=ask.seed,
+            ignore_eos=ask.ignore_eos,
+            stop_token_ids=self._stop_ids(ask),
+            eos_token_ids=facts.eos_token_ids,
+        )
+
+    def _stop_ids(self, ask: Ask) -> list[int]:
+        return list(dict.fromkeys([*ask.stop_token_ids, *self._defaults.get("stop_token_ids", ())]))
+
+    def _pick(self, ask: Ask, name: str, last: Any) -> Any:
+        """The request's value, else the model's default, else the engine's."""
+        value = getattr(ask, name)
+        return self._defaults.get(name, last) if value is None else value
+
+    def _check_prompt(self, prompt: list[int]) -> int:
+        """Tokens of output that fit behind the prompt."""
+        if not prompt:
+            raise Refusal(Code.INVALID_ARGUMENT, "input_ids is empty; a prompt has at least one token")
+        room = self.max_model_len - len(prompt)
+        if room < 1:
+            raise Refusal(
+                Code.INVALID_ARGUMENT,
+                f"input_ids has {len(prompt)} tokens; it must be at most {self.max_model_len - 1}, "
+                f"so that one output token fits the context of {self.max_model_len}",
+            )
+        self._check_ids("input_ids", prompt)
+        return room
+
+    def _check_ids(self, field: str, ids: list[int]) -> None:
+        if ids and (max(ids) >= self._vocab_size or min(ids) < 0):
+            wrong = next(token for token in ids if not 0 <= token < self._vocab_size)
+            raise invalid(f"{field}[{ids.index(wrong)}]", wrong, f"a token id below {self._vocab_size}")
