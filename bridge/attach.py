@@ -53,9 +53,7 @@ class _Attached:
         self._ended = ended
         values, state = self._values, self._state
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        listener = (
-            bind_unix(Path(values["uds"])) if values["uds"] else bind_tcp(values["host"], values["port"])
-        )
+        listener = bind_unix(Path(values["uds"])) if values["uds"] else bind_tcp(values["host"], values["port"])
         address = values["listen_handshake"]
         try:
             server = HandshakeServer(context, address)

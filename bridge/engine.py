@@ -96,9 +96,7 @@ class Engine:
         self.ranks = [RankView(identity, ready) for identity, ready in sorted(ranks)]
         self._codec = codec_for(self.name, self.ranks[0].ready, facts.layouts, self.slot.index)
         self._facts = facts
-        self._table = RequestTable(
-            self._codec, self.slot.send, self._wire_prefix, max_in_flight=self._max_in_flight
-        )
+        self._table = RequestTable(self._codec, self.slot.send, self._wire_prefix, max_in_flight=self._max_in_flight)
         for rank in self.ranks:
             self._table.per_rank[rank.identity] = 0
         self.state = State.UP

@@ -87,13 +87,21 @@ LISTEN = (
 )
 CONTRACT = (
     Flag("served-model-name", "", "model name reported to gateways (default: the model argument)", metavar="NAME"),
-    Flag("contract", (), "gRPC contract to serve (repeatable; default: the engine's own)", metavar="NAME", repeatable=True),
+    Flag(
+        "contract",
+        (),
+        "gRPC contract to serve (repeatable; default: the engine's own)",
+        metavar="NAME",
+        repeatable=True,
+    ),
     Flag("max-in-flight", 16384, "requests in flight before new ones are refused", positive, "N"),
     Flag("max-message-mib", 64, "largest gRPC message accepted", positive, "MIB"),
 )
 STATE = (
     Flag("state-dir", "", "private folder for sockets and state (default: a new one a run)", metavar="FOLDER"),
-    Flag("drain-secs", 5.0, "how long streams may finish after a stop signal", seconds, "S", "SMG_E_SERVICER_DRAIN_SECS"),
+    Flag(
+        "drain-secs", 5.0, "how long streams may finish after a stop signal", seconds, "S", "SMG_E_SERVICER_DRAIN_SECS"
+    ),
 )
 LOGGING = (
     Flag("log-level", "info", "debug, info, warning or error", level, "LEVEL"),
@@ -104,7 +112,9 @@ SERVE = (
     *CONTRACT,
     *STATE,
     Flag("engine-python", "", "Python interpreter the engine is installed in (default: this one)", metavar="PATH"),
-    Flag("handshake-port", 0, "port the engine dials; 0 takes a free one", port, "PORT", "SMG_E_SERVICER_HANDSHAKE_PORT"),
+    Flag(
+        "handshake-port", 0, "port the engine dials; 0 takes a free one", port, "PORT", "SMG_E_SERVICER_HANDSHAKE_PORT"
+    ),
     Flag(
         "startup-timeout-secs",
         1800.0,
@@ -191,5 +201,7 @@ def describe(flags: Sequence[Flag]) -> str:
         default = "" if flag.default in ("", ()) else f" [{flag.default}]"
         lines.append(f"  --{flag.name + ' ' + flag.metavar:<30} {flag.help}{default}")
     lines.append("")
-    lines.append("Each flag has an environment form, BRIDGE_ and its name in capitals: --max-in-flight is BRIDGE_MAX_IN_FLIGHT.")
+    lines.append(
+        "Each flag has an environment form, BRIDGE_ and its name in capitals: --max-in-flight is BRIDGE_MAX_IN_FLIGHT."
+    )
     return "\n".join(lines)

@@ -383,4 +383,3 @@ class RequestTable:
         frames = self._codec.abort([wire_id])
         for rank in self.per_rank:
             self._send(rank, frames)
-

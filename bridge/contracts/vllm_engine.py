@@ -14,17 +14,18 @@ import asyncio
 import datetime
 import os
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from functools import partial
 from typing import Any
 
-from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2 as pb
+from smg_grpc_proto.generated import common_pb2
+from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from bridge.contracts.context import Context
 from bridge.engine import State
 from bridge.grpc.call import Call
 from bridge.grpc.service import Method
-from bridge.grpc.status import Code, GrpcError
+from bridge.grpc.status import CancelReason, Code, GrpcError
 from bridge.guard import Ask
 from bridge.refusal import Refusal, invalid, unsupported
 from bridge.requests import Request, Sequence
@@ -118,7 +119,7 @@ class VllmEngine:
                 self._submit(message, call, list(message.tokenized.input_ids), arrived)
             case "text":
                 task = asyncio.ensure_future(self._submit_text(message, call, arrived))
-                call.on_cancel = lambda reason: task.cancel() and None
+                call.on_cancel = partial(_cancel_task, task)
             case _:
                 raise Refusal(Code.INVALID_ARGUMENT, "input is unset; give tokenized.input_ids or text")
 
@@ -128,7 +129,7 @@ class VllmEngine:
             call.on_cancel = None
             self._submit(message, call, ids, arrived)
         except GrpcError as error:
-            call.finish(error.code, error.message)
+            call.fail(error)
         except Exception:
             call.finish(Code.INTERNAL, "the text prompt could not be submitted; see the bridge's log")
             raise
@@ -261,9 +262,7 @@ class VllmEngine:
 
     # -- operations --------------------------------------------------------------------------------------------------
 
-    async def flush_cache(
-        self, message: common_pb2.FlushCacheRequest, call: Call
-    ) -> common_pb2.FlushCacheResponse:
+    async def flush_cache(self, message: common_pb2.FlushCacheRequest, call: Call) -> common_pb2.FlushCacheResponse:
         engine = self._engine
         if message.timeout_s < 0:
             raise invalid("timeout_s", message.timeout_s, "0 or more seconds")
@@ -280,9 +279,7 @@ class VllmEngine:
             return common_pb2.FlushCacheResponse(success=False, message="; ".join(failures))
         return common_pb2.FlushCacheResponse(success=True, message="prefix cache reset")
 
-    async def start_profile(
-        self, message: common_pb2.StartProfileRequest, call: Call
-    ) -> common_pb2.ProfileResponse:
+    async def start_profile(self, message: common_pb2.StartProfileRequest, call: Call) -> common_pb2.ProfileResponse:
         for field, value in message.ListFields():
             raise invalid(field.name, value, "unset: vLLM fixes profiler options when the engine is launched")
         return await self._profile(start=True)
@@ -298,20 +295,22 @@ class VllmEngine:
 
     async def get_tokenizer(
         self, message: common_pb2.GetTokenizerRequest, call: Call
-    ) -> AsyncIterator[common_pb2.GetTokenizerChunk]:
+    ) -> AsyncGenerator[common_pb2.GetTokenizerChunk, None]:
         archive, digest = await self._context.tokenizer_archive()
         step = self._context.TOKENIZER_CHUNK
         for start in range(0, len(archive), step):
             end = start + step
-            yield common_pb2.GetTokenizerChunk(
-                data=archive[start:end], sha256=digest if end >= len(archive) else ""
-            )
+            yield common_pb2.GetTokenizerChunk(data=archive[start:end], sha256=digest if end >= len(archive) else "")
 
     async def subscribe_kv_events(
         self, message: common_pb2.SubscribeKvEventsRequest, call: Call
-    ) -> AsyncIterator[common_pb2.KvEventBatch]:
+    ) -> AsyncGenerator[common_pb2.KvEventBatch, None]:
         raise Refusal(Code.UNIMPLEMENTED, "SubscribeKvEvents is not served; poll GetLoads")
         yield
+
+
+def _cancel_task(task: asyncio.Future[None], reason: CancelReason) -> None:
+    task.cancel()
 
 
 def _refuse_unsupported(message: pb.GenerateRequest) -> None:
