@@ -1,0 +1,85 @@
+"""`VllmCodec`: the neutral core's view of one vLLM engine core."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bridge.wire.codec import Finish, Frames, GenerateCall, LayoutError, Load, Reply
+from bridge.wire.layout import READY_MESSAGE, Layouts
+from bridge.wire.tensors import Tensor
+from bridge.wire.vllm import control
+from bridge.wire.vllm.layouts import for_version
+from bridge.wire.vllm.outputs import Logprobs, OutputReader, VllmStep
+from bridge.wire.vllm.requests import RequestEncoder
+
+
+class VllmCodec:
+    """Implements `bridge.wire.codec.Codec` for vLLM 0.27 to 0.33, and for later versions that keep what we use.
+
+    `client_index` is the slot whose output socket this front end reads. Raises `LayoutError` when `layouts` lack a
+    struct or a field that is needed.
+    """
+
+    engine = "vllm"
+
+    def __init__(self, version: str, layouts: Layouts, client_index: int) -> None:
+        self.version = version
+        self.layouts = layouts
+        self._requests = RequestEncoder(layouts, client_index)
+        self._outputs = OutputReader(layouts)
+        self._control = control.ControlReader(layouts)
+
+    def add(self, call: GenerateCall) -> Frames:
+        return self._requests.add(call)
+
+    def abort(self, wire_ids: Sequence[str]) -> Frames:
+        return self._requests.abort(wire_ids)
+
+    def utility(self, call_id: int, method: str, args: Sequence[Any]) -> Frames:
+        return self._requests.utility(call_id, method, args)
+
+    def is_death(self, frames: Sequence[Any]) -> bool:
+        return control.is_death(frames)
+
+    def step(self, frames: Sequence[Any]) -> VllmStep:
+        return self._outputs.step(frames)
+
+    def load(self, step: VllmStep) -> Load | None:
+        return self._control.load(step)
+
+    def reply(self, step: VllmStep) -> Reply | None:
+        return self._control.reply(step)
+
+    def finish(self, delta: Any) -> tuple[Finish, int | None, str | None]:
+        return self._outputs.finish(delta)
+
+    def cached_tokens(self, delta: Any) -> int | None:
+        return self._outputs.cached_tokens(delta)
+
+    def logprobs(self, step: VllmStep, delta: Any) -> Logprobs | None:
+        return self._outputs.logprobs(step, delta)
+
+    def prompt_logprobs(self, step: VllmStep, delta: Any) -> Logprobs | None:
+        return self._outputs.prompt_logprobs(step, delta)
+
+    def pooled(self, step: VllmStep, delta: Any) -> Tensor | None:
+        return self._outputs.pooled(step, delta)
+
+
+def from_ready(ready: Mapping[str, Any], declared: Mapping[str, Sequence[str]] | None, client_index: int) -> VllmCodec:
+    """The codec for the engine that sent `ready`.
+
+    Layouts in the ready map (a plugin's `layouts` key) win over `declared`, what the companion read, and that over the
+    table of the version in the ready map. Raises `LayoutError` when the map names no version or no layout fits.
+    """
+    version = ready.get("vllm_version")
+    if not isinstance(version, str):
+        raise LayoutError("the engine's ready map has no vllm_version: it is older than vLLM 0.23, or not vLLM")
+    layouts = for_version(version, declared)
+    own = ready.get("layouts")
+    if own is not None:
+        if not isinstance(own, dict):
+            raise LayoutError(f"the ready map's layouts are not a map of struct names: {own!r}")
+        layouts = Layouts(own, READY_MESSAGE).over(layouts)
+    return VllmCodec(version, layouts, client_index)
