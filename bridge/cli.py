@@ -12,10 +12,8 @@ from pathlib import Path
 
 from bridge import __version__
 from bridge.flags import ATTACH, SERVE, Flag, Values, describe, resolve
+from bridge.supervisor.engines import NAMES
 from bridge.supervisor.errors import EXIT_REQUESTED, SupervisorError, UsageError
-
-ENGINES = ("vllm", "sim")
-"""Engines that `serve` and `attach` know."""
 
 USAGE = f"""headless-bridge {__version__}: runs an LLM engine headless and serves it to gateways over gRPC
 
@@ -26,7 +24,7 @@ usage:
   headless-bridge sim --zmq-handshake-address ADDRESS [flags]      a simulated engine behind anybody's gateway
   headless-bridge doctor [ENGINE [MODEL] [flags]]                  versions, layouts, ports, and what would run
 
-engines: {", ".join(ENGINES)}
+engines: {", ".join(NAMES)}
 
 `headless-bridge COMMAND --help` tells more. `python -m bridge.headless --help` runs an engine behind another handshake."""
 
@@ -147,7 +145,7 @@ def asks_help(arguments: Sequence[str]) -> bool:
 def parse(command: str, flags: Sequence[Flag], arguments: list[str]) -> tuple[str, Values]:
     """The engine's name (the first argument) and the resolved flags; raises `UsageError`."""
     engine = arguments[0]
-    if engine not in ENGINES:
+    if engine not in NAMES:
         raise UsageError(
             f"{engine!r} is no engine this bridge knows; use: headless-bridge {command} ENGINE …, "
             f"where ENGINE is {' or '.join(ENGINES)}"
