@@ -148,7 +148,7 @@ def parse(command: str, flags: Sequence[Flag], arguments: list[str]) -> tuple[st
     if engine not in NAMES:
         raise UsageError(
             f"{engine!r} is no engine this bridge knows; use: headless-bridge {command} ENGINE …, "
-            f"where ENGINE is {' or '.join(ENGINES)}"
+            f"where ENGINE is {' or '.join(NAMES)}"
         )
     return engine, resolve(flags, arguments[1:], os.environ, engine)
 

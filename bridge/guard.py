@@ -7,7 +7,7 @@ fill in is filled in here.
 
 from __future__ import annotations
 
-import math
+import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -17,6 +17,9 @@ from bridge.grpc.status import Code
 from bridge.refusal import Refusal, invalid
 from bridge.wire.codec import Sampling
 from bridge.wire.companion import Facts
+from bridge.wire.rule import Rule
+
+log = logging.getLogger(__name__)
 
 
 class Ask(msgspec.Struct, kw_only=True, gc=False):
@@ -36,55 +39,60 @@ class Ask(msgspec.Struct, kw_only=True, gc=False):
     stop_token_ids: list[int] = []
 
 
-class Rule(Protocol):
-    """One limit of an engine, as its `rules` module states it."""
+class EngineRules(Protocol):
+    """An engine's `rules` module: its limits as data."""
 
     @property
-    def limit(self) -> str:
-        """Reads after "must be"."""
-        ...
+    def RULES(self) -> Mapping[str, Rule]: ...
 
-    def allows(self, value: Any) -> bool: ...
+    @property
+    def MAX_HELD_BACK_STOP_IDS(self) -> int: ...
 
 
 class Guard:
     """Checks against one engine. `max_model_len` is the engine's own figure from its ready map, in tokens."""
 
-    def __init__(self, facts: Facts, max_model_len: int, rules: Mapping[str, Rule]) -> None:
+    def __init__(self, facts: Facts, max_model_len: int, rules: EngineRules) -> None:
         self._facts = facts
-        self._rules = rules
+        self._rules = {name: rules.RULES[name].resolved(facts) for name in Ask.__struct_fields__ if name in rules.RULES}
+        self._max_held_back = rules.MAX_HELD_BACK_STOP_IDS
         self._vocab_size = facts.vocab_size
         self.max_model_len = max_model_len
         self._defaults = self._checked_defaults(facts.default_sampling)
 
     def _checked_defaults(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """The model's own sampling defaults, without those that the engine would not accept."""
-        known = Ask.__struct_fields__
-        return {name: value for name, value in defaults.items() if name in known and self._fits(name, value)}
-
-    def _fits(self, name: str, value: Any) -> bool:
-        rule = self._rules.get(name)
-        return value is not None and (rule is None or rule.allows(value))
+        checked = {}
+        for name, value in defaults.items():
+            rule = self._rules.get(name)
+            if rule is None or value is None:
+                continue
+            if rule.allows(value):
+                checked[name] = value
+            else:
+                log.warning("the model's default %s is %r, which the engine refuses; it is not used", name, value)
+        return checked
 
     def check(self, prompt: list[int], ask: Ask) -> Sampling:
         """The values to send for a prompt of token ids; raises `Refusal` naming the field, the value and the limit."""
         room = self._check_prompt(prompt)
-        facts = self._facts
-        for name in Ask.__struct_fields__:
+        asked_max_tokens = ask.max_tokens
+        if asked_max_tokens is not None:
+            ask.max_tokens = min(asked_max_tokens, room)
+        for name, rule in self._rules.items():
             value = getattr(ask, name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise invalid(name, value, "a finite number")
-            rule = self._rules.get(name)
-            if rule is not None and value is not None and not rule.allows(value):
+            if value is not None and not rule.allows(value):
                 raise invalid(name, value, rule.limit)
-        self._check_ids("stop_token_ids", ask.stop_token_ids)
-        max_tokens = self._pick(ask, "max_tokens", room)
+        facts = self._facts
+        max_tokens = min(self._pick(ask, "max_tokens", room), room)
         min_tokens = self._pick(ask, "min_tokens", 0)
-        if ask.max_tokens is not None and min_tokens > ask.max_tokens:
-            raise invalid("min_tokens", min_tokens, f"at most max_tokens, which is {ask.max_tokens}")
-        max_tokens = min(max_tokens, room)
         if min_tokens > max_tokens:
-            raise invalid("min_tokens", min_tokens, f"at most the {max_tokens} tokens that the context leaves")
+            raise invalid("min_tokens", min_tokens, f"at most max_tokens, which is {max_tokens} in this context")
+        stop_ids = self._stop_ids(ask)
+        held_back = len({*stop_ids, *facts.eos_token_ids})
+        if min_tokens and held_back > self._max_held_back:
+            limit = f"0 with {held_back} stop and EOS ids: the engine holds back at most {self._max_held_back}"
+            raise invalid("min_tokens", min_tokens, limit)
         return Sampling(
             temperature=self._pick(ask, "temperature", 1.0),
             top_p=self._pick(ask, "top_p", 1.0),
@@ -97,7 +105,7 @@ class Guard:
             min_tokens=min_tokens,
             seed=ask.seed,
             ignore_eos=ask.ignore_eos,
-            stop_token_ids=self._stop_ids(ask),
+            stop_token_ids=stop_ids,
             eos_token_ids=facts.eos_token_ids,
         )
 

@@ -35,7 +35,7 @@ class Context:
         facts = self.engine.facts
         ready = self.engine.ranks[0].ready
         limit = int(ready.get("max_model_len") or facts.max_model_len)
-        self._guard = Guard(facts, limit, rules_for(self.engine.name).RULES)
+        self._guard = Guard(facts, limit, rules_for(self.engine.name))
         self.text = TextEncoder(facts.tokenizer_path)
 
     @property
