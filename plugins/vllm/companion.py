@@ -1,7 +1,7 @@
 """Reads the facts of a vLLM engine inside vLLM's own Python: `python -m bridge.plugins.vllm.companion facts -- ARGUMENTS`.
 
-ARGUMENTS are those of `vllm serve`. vLLM's own parser and model configuration read them; no engine starts and no weights are
-read. The answer is one JSON object (`bridge.wire.companion.Facts`), the only line on standard output; a failure is one
+ARGUMENTS are those of `vllm serve`. vLLM's own parser and model configuration read them; no engine starts and no weights
+are read. The answer is one JSON object (`bridge.wire.companion.Facts`), the only line on standard output; a failure is one
 line on standard error and exit code 1. Read against vLLM 0.27 to 0.33: a name that a release lacks is named in the error.
 """
 
@@ -24,8 +24,12 @@ from bridge.wire.model_folder import eos_ids, has_vision
 from bridge.wire.redaction import redacted
 from bridge.wire.tokenizer_files import NAMES, PATTERNS
 
-PARSER_MODULES = ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args")
-"""Homes of `make_arg_parser`: the first since 0.30, the second before."""
+PARSER_MODULES = (
+    "vllm.entrypoints.common.cli_args",
+    "vllm.entrypoints.launchers.cli_args",
+    "vllm.entrypoints.openai.cli_args",
+)
+"""Homes of `make_arg_parser`: since 0.33, 0.29 to 0.32, and up to 0.28."""
 
 STRUCTS = (
     ("vllm.v1.engine", "EngineCoreRequest"),
