@@ -1,0 +1,53 @@
+"""HTTP clients for gateways and engines' own servers, and what they are asked."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+from tests.running import Running
+
+
+def chat_text(question: str) -> str:
+    """One user turn in SmolLM2's chat template, without its default system message."""
+    return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def wait_until_ready(gateway: Running, base: str, timeout: float = 60.0) -> None:
+    """Until the gateway lists a model."""
+    until = time.monotonic() + timeout
+    while True:
+        gateway.must_run("starting")
+        try:
+            if get_json(f"{base}/v1/models")["data"]:
+                return
+        except OSError:
+            pass
+        assert time.monotonic() < until, f"no worker within {timeout} s:\n{gateway.output()[-4000:]}"
+        time.sleep(0.2)
+
+
+def get_json(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=10) as reply:
+        return json.load(reply)
+
+
+def post_json(url: str, body: dict[str, Any], timeout: float = 120.0) -> Any:
+    with urllib.request.urlopen(_request(url, body), timeout=timeout) as reply:
+        return json.load(reply)
+
+
+def post_events(url: str, body: dict[str, Any], timeout: float = 120.0) -> Iterator[dict[str, Any]]:
+    """The JSON events of a streamed answer."""
+    with urllib.request.urlopen(_request(url, {**body, "stream": True}), timeout=timeout) as reply:
+        for line in reply:
+            data = line.decode().strip().removeprefix("data: ")
+            if data and data != "[DONE]":
+                yield json.loads(data)
+
+
+def _request(url: str, body: dict[str, Any]) -> urllib.request.Request:
+    return urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
