@@ -20,8 +20,8 @@ import zmq
 
 from bridge.contracts.catalog import service
 from bridge.contracts.context import Context
-from bridge.contracts.health import HealthService
-from bridge.contracts.reflection import reflection_services
+from bridge.contracts.health import NOT_SERVING, SERVING, HealthService
+from bridge.contracts.reflection import ALPHA, V1, ReflectionService
 from bridge.engine import Engine, State
 from bridge.grpc.limits import Limits
 from bridge.grpc.server import Server
@@ -76,15 +76,16 @@ class FrontEnd:
         self._names = ["", *(one.name for one in services)]
         self._set_health(serving=False)
         limits = Limits(max_message_bytes=int(options.get("max_message_mib", 64)) << 20)
-        listed = [*services, self.health]
-        self.server = Server([*listed, *reflection_services(listed)], limits=limits)
+        listed = [one.name for one in (*services, self.health)]
+        reflection = [ReflectionService(package, listed) for package in (V1, ALPHA)]
+        self.server = Server([*services, self.health, *reflection], limits=limits)
 
     def _flush(self) -> None:
         self.server.flush()
 
     def _set_health(self, *, serving: bool) -> None:
         for name in self._names:
-            self.health.set_status(name, serving)
+            self.health.set_status(name, SERVING if serving else NOT_SERVING)
 
     def _died(self, reason: str) -> None:
         self.engine_down(reason)
