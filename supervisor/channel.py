@@ -147,5 +147,5 @@ async def front_end_end(end: socket.socket) -> ControlChannel[ToFrontEnd]:
 
 async def _open(end: socket.socket, channel: ControlChannel[Incoming]) -> ControlChannel[Incoming]:
     end.setblocking(False)
-    await asyncio.get_running_loop().create_connection(lambda: channel, sock=end)
+    await asyncio.get_running_loop().create_unix_connection(lambda: channel, sock=end)
     return channel

@@ -7,11 +7,16 @@ import logging
 import sys
 import time
 
+RELAYED = "bridge.relayed"
+"""The logger of lines that another process wrote; they carry their own time and level."""
+
 
 class TextFormatter(logging.Formatter):
-    """`12:03:41.512 INFO  bridge.frontend: message`, local time."""
+    """`12:03:41.512 INFO  bridge.frontend: message`, local time; a relayed line as it was written, after its prefix."""
 
     def format(self, record: logging.LogRecord) -> str:
+        if record.name == RELAYED:
+            return record.getMessage()
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         line = f"{clock}.{int(record.msecs):03d} {record.levelname:<7} {record.name}: {record.getMessage()}"
         return line if record.exc_info is None else f"{line}\n{self.formatException(record.exc_info)}"

@@ -2,8 +2,8 @@
 
 A launcher is data and small functions. It never imports its engine and starts nothing.
 
-    spec = LaunchSpec(python=…, model=…, args=…, handshake="tcp://127.0.0.1:41234")
-    launch = launcher("vllm").launch(spec)      # argv, environment defaults, the ranks that will dial
+    spec = LaunchSpec(python=…, model=…, args=…)
+    launch = launcher(NAME).launch(spec, "tcp://127.0.0.1:41234")      # argv, environment defaults, ranks
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROBE_LIMIT_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
-    """What to launch. `args` are the engine's own, without the model; `handshake` is `tcp://HOST:PORT`, to dial.
+    """What to launch. `args` are the engine's own, without the model.
 
     `first_rank` None launches the whole data-parallel group here (`serve`); a number launches the part that starts at
     that rank, for somebody else's handshake (`bridge.headless`).
@@ -38,7 +38,6 @@ class LaunchSpec:
     python: str
     model: str | None
     args: tuple[str, ...]
-    handshake: str
     first_rank: int | None = None
 
 
@@ -64,8 +63,12 @@ class Launcher(Protocol):
         """Take the model argument, in each form users write it, out of the engine's arguments."""
         ...
 
-    def launch(self, spec: LaunchSpec) -> Launch:
-        """The engine, headless; raises `UsageError` for arguments that conflict with running under the bridge."""
+    def check(self, spec: LaunchSpec) -> None:
+        """Raises `UsageError` for arguments that cannot work, before anything is bound or started."""
+        ...
+
+    def launch(self, spec: LaunchSpec, handshake: str) -> Launch:
+        """The engine, headless, dialling `handshake` (`tcp://HOST:PORT`)."""
         ...
 
     def companion(self, spec: LaunchSpec) -> list[str]:

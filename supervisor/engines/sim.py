@@ -22,10 +22,12 @@ class SimLauncher:
             return args[0], list(args[1:])
         return take_value(args, "--model", "--model-path")
 
-    def launch(self, spec: LaunchSpec) -> Launch:
+    def check(self, spec: LaunchSpec) -> None:
         refuse(spec.args, self.name, REFUSED)
+
+    def launch(self, spec: LaunchSpec, handshake: str) -> Launch:
         first = spec.first_rank or 0
-        argv = [spec.python, "-m", "bridge.plugins.sim", "--zmq-handshake-address", spec.handshake]
+        argv = [spec.python, "-m", "bridge.plugins.sim", "--zmq-handshake-address", handshake]
         argv += ["--zmq-engine-index", str(first), *self._model(spec), *spec.args]
         return Launch(argv, first, 1, {"PYTHONUNBUFFERED": "1"})
 

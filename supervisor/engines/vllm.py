@@ -62,12 +62,19 @@ class VllmLauncher:
             return args[0], list(args[1:])
         return take_value(args, "--model", "--model-path")
 
-    def launch(self, spec: LaunchSpec) -> Launch:
+    def check(self, spec: LaunchSpec) -> None:
         refuse(spec.args, self.name, REFUSED)
-        self._check_model(spec)
+        if spec.model is not None:
+            check_model_path(spec.model, self.name)
+        elif not any(name == "--config" for _, name, _ in flags(spec.args)):
+            raise UsageError("vllm needs a model: put MODEL before its flags, or give --model MODEL")
+        self._ranks(spec)
+
+    def launch(self, spec: LaunchSpec, handshake: str) -> Launch:
         first, count, group = self._ranks(spec)
-        host, _, port = spec.handshake.removeprefix("tcp://").rpartition(":")
-        argv = [*self._serve(spec), "--headless", *spec.args]
+        host, _, port = handshake.removeprefix("tcp://").rpartition(":")
+        model = [spec.model] if spec.model is not None else []
+        argv = [spec.python, "-m", "vllm.entrypoints.cli.main", "serve", *model, "--headless", *spec.args]
         if whole_number(spec.args, *SIZE) is None:
             argv += ["--data-parallel-size", str(group)]
         if whole_number(spec.args, *SIZE_LOCAL) is None:
@@ -84,16 +91,6 @@ class VllmLauncher:
     def vital(self, title: str) -> bool:
         """Engine cores and workers, by the process titles that vLLM sets."""
         return title.startswith(("VLLM::EngineCore", "VLLM::Worker"))
-
-    def _serve(self, spec: LaunchSpec) -> list[str]:
-        model = [spec.model] if spec.model is not None else []
-        return [spec.python, "-m", "vllm.entrypoints.cli.main", "serve", *model]
-
-    def _check_model(self, spec: LaunchSpec) -> None:
-        if spec.model is not None:
-            check_model_path(spec.model, self.name)
-        elif not any(name == "--config" for _, name, _ in flags(spec.args)):
-            raise UsageError("vllm needs a model: put MODEL before its flags, or give --model MODEL")
 
     def _ranks(self, spec: LaunchSpec) -> tuple[int, int, int]:
         """(first rank here, ranks here, ranks of the group)."""

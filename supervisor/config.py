@@ -1,0 +1,35 @@
+"""What `serve` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """One engine and what serves it. `arguments` are the engine's own, its model included.
+
+    Times are in seconds; a start-up limit of 0 is no limit. `uds` replaces host and port. `options` are front-end flags
+    by key.
+    """
+
+    engine: str
+    arguments: Sequence[str] = ()
+    engine_python: str = ""
+    """The interpreter the engine is installed in; empty for this one."""
+    host: str = "127.0.0.1"
+    port: int = 50051
+    uds: Path | None = None
+    served_model_name: str = ""
+    """Empty: the model argument as it was given, or the engine's name where there is none."""
+    contracts: Sequence[str] = ()
+    state_dir: Path | None = None
+    """None: a new private folder, removed at the end."""
+    handshake_port: int = 0
+    startup_timeout_s: float = 1800.0
+    startup_ceiling_s: float = 14400.0
+    drain_s: float = 5.0
+    options: dict[str, Any] = field(default_factory=dict)
