@@ -1,0 +1,266 @@
+"""One call: what a handler reads of a request and how it answers.
+
+The hot path is ``send``: one prefix, one ``send_data`` into nghttp2, one subtraction. The stream window is tracked by
+an estimate (``_credit``) that only shrinks; it is read again from nghttp2 when it runs out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from bridge.grpc.framing import PREFIX_BYTES, PREFIXED, PREFIXES, frame_gzip
+from bridge.grpc.metadata import Metadata
+from bridge.grpc.status import (
+    OK_FIELDS,
+    CancelReason,
+    Code,
+    GrpcError,
+    MetadataPairs,
+    RawHeaders,
+    encode_metadata,
+    status_fields,
+)
+
+if TYPE_CHECKING:
+    from bridge.grpc.connection import Connection
+    from bridge.grpc.dispatch import RequestStream
+    from bridge.grpc.service import Method
+
+log = logging.getLogger(__name__)
+
+RESPONSE_FIELDS: RawHeaders = [(b":status", b"200"), (b"content-type", b"application/grpc")]
+# Smaller messages do not get smaller by compression.
+COMPRESS_FROM_BYTES = 1024
+
+
+class Call:
+    """A request stream and its response. Not thread-safe: use it on the event loop's thread."""
+
+    __slots__ = (
+        "_credit",
+        "_open",
+        "_send_data",
+        "_waiter",
+        "blocked",
+        "body",
+        "connection",
+        "deadline",
+        "ended",
+        "half_closed",
+        "headers_sent",
+        "metadata",
+        "on_cancel",
+        "on_writable",
+        "receiving_since",
+        "reply_gzip",
+        "request_encoding",
+        "requests",
+        "spec",
+        "stream_id",
+        "task",
+    )
+
+    connection: Connection
+    spec: Method
+    stream_id: int
+    metadata: Metadata
+    # Loop time, from grpc-timeout.
+    deadline: float | None
+    # No window on the stream or the connection, or an unsent backlog on the transport: keep tokens instead of sending.
+    blocked: bool
+    # Called when ``blocked`` turns false.
+    on_writable: Callable[[], None] | None
+    # Called once if the call ends before finish(); nothing can be sent from then on.
+    on_cancel: Callable[[CancelReason], None] | None
+    # finish() was called or the call was cancelled.
+    ended: bool
+
+    def __init__(
+        self, connection: Connection, spec: Method, stream_id: int, metadata: Metadata, send_data: Any, credit: int
+    ) -> None:
+        self.connection = connection
+        self.spec = spec
+        self.stream_id = stream_id
+        self.metadata = metadata
+        self.deadline = None
+        self.blocked = credit <= 0 or connection.blocked
+        self.on_writable = None
+        self.on_cancel = None
+        self.ended = False
+        # The request: what arrived of it, since when (None once complete), and how it is compressed (zlib window bits).
+        self.body: bytes | bytearray | None = None
+        self.receiving_since: float | None = None
+        self.half_closed = False
+        self.request_encoding: int | None = None
+        self.requests: RequestStream | None = None
+        # The response. _open: headers are out and the call has not ended, so send() may go straight to nghttp2.
+        self.headers_sent = False
+        self.reply_gzip = False
+        self.task: asyncio.Task[None] | None = None
+        self._open = False
+        self._send_data = send_data
+        self._credit = credit
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def method(self) -> str:
+        """The method's path, "/package.Service/Method"."""
+        return self.spec.path
+
+    @property
+    def peer(self) -> str:
+        """The client's address as gRPC writes it: "ipv4:127.0.0.1:1234", "ipv6:[::1]:1234" or "unix:"."""
+        return self.connection.peer
+
+    def send(self, message: bytes, /) -> None:
+        """Queue one serialized message for the next flush; a no-op once the call has ended."""
+        if not self._open and not self._begin():
+            return
+        size = len(message)
+        try:
+            if size < PREFIXED:
+                self._send_data(self.stream_id, PREFIXES[size] + message)
+            else:
+                self._send_data(self.stream_id, b"\0" + size.to_bytes(4, "big") + message)
+        except self.connection.errors:
+            # The stream is closed in nghttp2; the event that says so has not been handled yet.
+            return
+        self._credit = credit = self._credit - size - PREFIX_BYTES
+        if credit <= 0:
+            self._credit_spent()
+        connection = self.connection
+        if not connection.dirty:
+            connection.mark_dirty()
+
+    def send_compressed(self, message: bytes, /) -> None:
+        """As send(), with gzip when the method compresses, the client accepts it and the message is worth it."""
+        if not self.reply_gzip or len(message) < COMPRESS_FROM_BYTES:
+            self.send(message)
+            return
+        if not self._open and not self._begin():
+            return
+        framed = frame_gzip(message)
+        try:
+            self._send_data(self.stream_id, framed)
+        except self.connection.errors:
+            return
+        self._credit -= len(framed)
+        if self._credit <= 0:
+            self._credit_spent()
+        self.connection.mark_dirty()
+
+    def send_initial_metadata(self, metadata: MetadataPairs = ()) -> None:
+        """Queue the response headers now; a no-op if they are out or the call has ended."""
+        if self.headers_sent or self.ended:
+            return
+        fields = RESPONSE_FIELDS
+        if self.reply_gzip:
+            fields = [*fields, (b"grpc-encoding", b"gzip")]
+        if metadata:
+            fields = [*fields, *encode_metadata(metadata)]
+        self.headers_sent = True
+        self._open = self.connection.send_headers(self.stream_id, fields, end_stream=False)
+
+    def finish(
+        self, code: Code = Code.OK, message: str = "", trailers: MetadataPairs = (), details: bytes | None = None
+    ) -> None:
+        """End the call with a status, after what was sent; later calls are no-ops.
+
+        ``details`` is a serialized google.rpc.Status. Without response headers so far, the status is one trailers-only
+        header block.
+        """
+        if self.ended:
+            return
+        fields = OK_FIELDS if code == 0 and not message and not trailers else None
+        if fields is None or details is not None:
+            fields = status_fields(code, message, trailers, details)
+        self._end(fields)
+
+    def fail(self, error: GrpcError) -> None:
+        """finish() with the status of ``error``."""
+        self.finish(error.code, error.message, error.trailers, error.details)
+
+    async def writable(self) -> None:
+        """Wait until the call is not blocked."""
+        while self.blocked and not self.ended:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def expire(self) -> None:
+        """The deadline passed: cancel, then DEADLINE_EXCEEDED."""
+        if not self.ended:
+            self.abort(CancelReason.DEADLINE, Code.DEADLINE_EXCEEDED, "deadline exceeded")
+
+    def abort(self, reason: CancelReason, code: Code, message: str) -> None:
+        """Cancel the call from the server's side and tell the client ``code``."""
+        if self.cancel(reason):
+            self._end(status_fields(code, message, (), None))
+
+    def cancel(self, reason: CancelReason) -> bool:
+        """End the call without a status and tell its handler; False if it had ended."""
+        if self.ended:
+            return False
+        self.ended = True
+        self._open = False
+        on_cancel, task = self.on_cancel, self.task
+        self.connection.call_ended(self, reason)
+        self._release()
+        if task is not None:
+            task.cancel()
+        if on_cancel is not None:
+            try:
+                on_cancel(reason)
+            except Exception:
+                log.exception("%s: on_cancel failed", self.spec.path)
+        return True
+
+    def refresh(self) -> None:
+        """Compute ``blocked`` from nghttp2's windows; tell the handler if it turned false."""
+        self._credit = self.connection.stream_credit(self.stream_id)
+        was_blocked = self.blocked
+        self.blocked = self._credit <= 0 or self.connection.blocked
+        if was_blocked and not self.blocked and not self.ended:
+            if self._waiter is not None:
+                if not self._waiter.done():
+                    self._waiter.set_result(None)
+                self._waiter = None
+            if self.on_writable is not None:
+                try:
+                    self.on_writable()
+                except Exception:
+                    log.exception("%s: on_writable failed", self.spec.path)
+
+    def _begin(self) -> bool:
+        """Queue the response headers if they are not out; whether messages can follow."""
+        self.send_initial_metadata()
+        return self._open
+
+    def _credit_spent(self) -> None:
+        self._credit = self.connection.stream_credit(self.stream_id)
+        if self._credit <= 0:
+            self.blocked = True
+
+    def _end(self, fields: RawHeaders) -> None:
+        """Queue the trailers (or the trailers-only response) and settle the accounts."""
+        connection = self.connection
+        if self.headers_sent:
+            connection.send_trailers(self.stream_id, fields)
+        else:
+            self.headers_sent = True
+            connection.send_headers(self.stream_id, RESPONSE_FIELDS + fields, end_stream=True)
+        self._open = False
+        if not self.ended:
+            self.ended = True
+            connection.call_ended(self, None)
+            self._release()
+        connection.mark_dirty()
+
+    def _release(self) -> None:
+        """Drop what an ended call no longer needs: it may stay known until its last bytes are taken."""
+        self.on_writable = None
+        self.on_cancel = None
+        self.task = None
+        self._waiter = None

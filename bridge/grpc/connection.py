@@ -1,0 +1,551 @@
+"""One HTTP/2 connection: bytes from the transport into nghttp2, its events into calls, its output into one write.
+
+The only module that knows ngh2. Facts of ngh2 0.3.0 it rests on:
+- ``send_data`` only queues; a stream's window falls when ``data_to_send`` frames the bytes, so room = window - queued;
+- without RFC 9218 priorities nghttp2 serves queued streams oldest first, and a short connection window starves the
+  rest; streams marked incremental share it;
+- events also appear while sending (a stream closes when its trailers are framed);
+- a resource limit that the peer exceeds raises from ``receive_data`` and leaves an object that can say nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from ngh2 import Configuration, DenialOfServiceError, NGH2Error, Priority, Role, Setting
+from ngh2 import Connection as Http2
+from ngh2.enums import ErrorCode
+from ngh2.events import (
+    ConnectionClosed,
+    DataReceived,
+    Event,
+    PingAcknowledged,
+    PingReceived,
+    RequestReceived,
+    SettingsReceived,
+    StreamClosed,
+    StreamReset,
+    TrailersReceived,
+    WindowUpdated,
+)
+
+from bridge.grpc.call import Call
+from bridge.grpc.floods import Floods
+from bridge.grpc.intake import Intake, Refusal
+from bridge.grpc.limits import Limits
+from bridge.grpc.metadata import Metadata
+from bridge.grpc.patience import Patience
+from bridge.grpc.service import Method
+from bridge.grpc.status import CancelReason, RawHeaders
+
+if TYPE_CHECKING:
+    from bridge.grpc.server import Server
+
+log = logging.getLogger(__name__)
+
+DEFAULT_WINDOW = 65535
+DATA_FRAME_BYTES = 16384
+INCREMENTAL = Priority(3, True)
+# Input is fed in slices, so that one read cannot hold more events than this many bytes can, and the loop gets a turn
+# after TURN_S of them: a read of 256 KiB may hold thousands of requests.
+SLICE_BYTES = 8192
+TURN_S = 0.002
+# What a client that does not read may still send.
+PAUSED_INPUT_BYTES = 1 << 20
+# How long a connection waits for the answer to the PING between its two GOAWAYs.
+GOAWAY_ROUND_TRIP_S = 1.0
+# How long a connection that we close may take to accept its last bytes.
+LINGER_S = 1.0
+DRAIN_PING = b"draining"
+KEEPALIVE_PING = b"stillup?"
+
+
+def http2_configuration(limits: Limits) -> Configuration:
+    """nghttp2's own limits. Ours, which count and explain, are met first where both exist."""
+    return Configuration(
+        peer_max_concurrent_streams=limits.max_streams_per_connection,
+        max_continuations=limits.max_continuations,
+        max_inbound_header_list_size=4 * limits.max_header_list_bytes,
+        max_inbound_header_count=4 * limits.max_header_fields,
+        stream_reset_rate_limit=(2 * limits.resets.burst, 2 * int(limits.resets.per_second) + 1),
+    )
+
+
+class Connection(asyncio.Protocol):
+    """The server's end of one client connection."""
+
+    # What nghttp2 raises for a stream or a connection that can no longer do what was asked.
+    errors: ClassVar[type[Exception]] = NGH2Error
+
+    def __init__(self, server: Server) -> None:
+        now = server.loop.time()
+        self.server = server
+        self.limits = server.limits
+        self.calls: dict[int, Call] = {}
+        self.peer = ""
+        # Output is queued and waits for a flush.
+        self.dirty = False
+        # No call may send: the connection's window is spent or the transport holds unsent bytes.
+        self.blocked = False
+        self.paused = False
+        self.heard_at = now
+        # The client's preface and SETTINGS are here.
+        self.settled = False
+        # Since when input has not completed a frame.
+        self.partial_since: float | None = None
+        self.intake = Intake(self)
+        self._patience = Patience(self, now)
+        self._floods = Floods(server.limits, now)
+        self._loop = server.loop
+        self._transport: asyncio.Transport | None = None
+        self._h2 = Http2(Role.SERVER, server.http2_configuration)
+        self._send_data = self._h2.send_data
+        self._initial_window = DEFAULT_WINDOW
+        self._window_spent = False
+        self._unread = b""
+        self._paused_input = 0
+        self._last_call_at = now
+        # Answered streams whose client still sends.
+        self._early: set[int] = set()
+        self._goaways = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing = False
+
+    # The transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self.server.connection_opened(self)
+        self.peer = _peer_name(transport.get_extra_info("peername"))
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() != "h2":
+            self.drop("alpn")
+            return
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        limits = self.limits
+        self._transport.set_write_buffer_limits(high=limits.write_buffer_bytes)
+        self._h2.initiate_connection(
+            {
+                Setting.MAX_CONCURRENT_STREAMS: limits.max_streams_per_connection,
+                Setting.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
+                Setting.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
+                Setting.NO_RFC7540_PRIORITIES: 1,
+            }
+        )
+        self._h2.set_local_window_size(limits.connection_window_bytes)
+        self.flush()
+        if self.server.stats.connections > limits.max_connections and not self.server.make_room(self):
+            self.refuse("connections")
+        elif self.server.draining:
+            self.shut_down()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for call in list(self.calls.values()):
+            call.cancel(CancelReason.CONNECTION)
+        self.calls.clear()
+        self._unread = b""
+        self.intake.close()
+        self.server.connection_closed(self)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self.paused = True
+        self._paused_input = 0
+        self._block()
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        if self._transport is not None:
+            self._resume_reading()
+            self.flush()
+            self._unblock()
+
+    def data_received(self, data: bytes) -> None:
+        self.heard_at = self._loop.time()
+        if self._unread:
+            self._unread += data
+        elif len(data) <= SLICE_BYTES:
+            self._feed(data)
+            self._fed()
+        else:
+            self._unread = data
+            self._feed_unread()
+        if self.paused and self._transport is not None:
+            self._paused_input += len(data)
+            if self._paused_input > PAUSED_INPUT_BYTES:
+                self._transport.pause_reading()
+
+    def _feed_unread(self) -> None:
+        """Feed what one read brought, in slices; give the loop a turn when that takes long."""
+        view, position, until = memoryview(self._unread), 0, self.server.monotonic() + TURN_S
+        while position < len(view) and not self._closing:
+            self._feed(view[position : position + SLICE_BYTES])
+            position += SLICE_BYTES
+            if self.server.monotonic() > until:
+                break
+        self._unread = b"" if self._closing else bytes(view[position:])
+        self._fed()
+        if self._transport is None:
+            return
+        if self._unread:
+            self._transport.pause_reading()
+            self._loop.call_soon(self._feed_unread)
+        else:
+            self._resume_reading()
+
+    def _resume_reading(self) -> None:
+        if self._transport is not None and not self._unread and not self.paused and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _feed(self, data: bytes | memoryview) -> None:
+        if self._closing:
+            return
+        try:
+            self._h2.receive_data(data)
+        except NGH2Error as error:
+            self._failed(error)
+            return
+        events = self._h2.events()
+        if events:
+            self.partial_since = None
+            self._handle(events)
+            reason = self._floods.exceeded(self.heard_at)
+            if reason is not None:
+                self.refuse(reason)
+        elif self.partial_since is None:
+            self.partial_since = self.heard_at
+
+    def _fed(self) -> None:
+        self.flush()
+        if self._window_spent:
+            self._unblock()
+
+    # Output
+
+    def mark_dirty(self) -> None:
+        """Have the server flush this connection at its next flush, or at the end of this loop iteration."""
+        if not self.dirty:
+            self.dirty = True
+            self.server.mark_dirty(self)
+
+    def flush(self) -> None:
+        """Write everything queued, in one write; nothing while the transport is paused."""
+        self.dirty = False
+        transport, h2 = self._transport, self._h2
+        if transport is None or self.paused or self._closing:
+            return
+        try:
+            output = h2.data_to_send()
+        except NGH2Error as error:
+            self._failed(error)
+            return
+        if output:
+            transport.write(output)
+            self._floods.window_updates.give(1 + len(output) // DATA_FRAME_BYTES)
+        events = h2.events()
+        if events:
+            self._handle(events)
+        if self._early:
+            self._reset_early()
+        if h2.queued_body_size() and not self._window_spent and not self._closing and h2.remote_window_size <= 0:
+            self._window_spent = True
+            self._block()
+
+    def send_headers(self, stream_id: int, fields: RawHeaders, *, end_stream: bool) -> bool:
+        """Queue response headers; False if the stream is gone."""
+        try:
+            self._h2.send_response(stream_id, fields, end_stream=end_stream)
+        except NGH2Error:
+            return False
+        return True
+
+    def send_trailers(self, stream_id: int, fields: RawHeaders) -> bool:
+        """Queue trailers behind the stream's messages; False if the stream is gone."""
+        try:
+            self._h2.send_trailers(stream_id, fields)
+        except NGH2Error:
+            return False
+        return True
+
+    def reset(self, stream_id: int, reason: str, code: int = ErrorCode.CANCEL) -> None:
+        """Reset a stream and count why."""
+        self.server.stats.refusals[reason] += 1
+        self._reset(stream_id, code)
+
+    def ping(self) -> None:
+        """Ask the client for a sign of life."""
+        self._h2.ping(KEEPALIVE_PING)
+        self.flush()
+
+    def stream_credit(self, stream_id: int) -> int:
+        """Bytes that may be queued before the stream has to wait for the client."""
+        try:
+            return self._h2.stream_remote_window_size(stream_id) - self._h2.queued_body_size(stream_id)
+        except NGH2Error:
+            return 0
+
+    def unsent(self) -> int:
+        """Bytes the transport holds."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def _reset(self, stream_id: int, code: int) -> None:
+        try:
+            self._h2.reset_stream(stream_id, code)
+        except NGH2Error:
+            return
+        self.mark_dirty()
+
+    def _reset_early(self) -> None:
+        """Stop clients that still send to a call, once its answer is framed (RFC 9113, section 8.1)."""
+        for stream_id in [s for s in self._early if not self._h2.queued_body_size(s)]:
+            self._early.discard(stream_id)
+            self._reset(stream_id, ErrorCode.NO_ERROR)
+
+    def _block(self) -> None:
+        if not self.blocked:
+            self.blocked = True
+            for call in self.calls.values():
+                call.blocked = True
+
+    def _unblock(self) -> None:
+        """Let calls send again, unless the connection's window or the transport still holds them back."""
+        if self.paused or self._closing:
+            return
+        self._window_spent = self._h2.remote_window_size <= 0
+        if self.blocked and not self._window_spent:
+            self.blocked = False
+            for call in list(self.calls.values()):
+                if not call.ended:
+                    call.refresh()
+
+    # nghttp2's events
+
+    def _handle(self, events: list[Event]) -> None:
+        for event in events:
+            handler = HANDLERS.get(type(event))
+            if handler is not None:
+                handler(self, event)
+
+    def _on_request(self, event: RequestReceived) -> None:
+        stream_id, end = event.stream_id, event.end_stream
+        if self.server.draining:
+            # No handler saw it, so a client may retry it elsewhere; gRPC clients do so by themselves.
+            self.reset(stream_id, "draining", ErrorCode.REFUSED_STREAM)
+            return
+        try:
+            call = self.intake.open_call(stream_id, event.headers, self.heard_at)
+        except Refusal as refusal:
+            self.server.stats.refusals[refusal.reason] += 1
+            self.send_headers(stream_id, refusal.fields, end_stream=True)
+            if not end:
+                self._early.add(stream_id)
+            return
+        self.calls[stream_id] = call
+        self.intake.start(call, end, self.heard_at)
+
+    def new_call(self, spec: Method, stream_id: int, metadata: Metadata) -> Call:
+        """A call on a stream of this connection."""
+        try:
+            self._h2.set_stream_priority(stream_id, INCREMENTAL, ignore_client_signal=True)
+        except NGH2Error:
+            # Reset in the same read; the event follows.
+            log.debug("%s: stream %d was reset at once", self.peer, stream_id)
+        return Call(self, spec, stream_id, metadata, self._send_data, self._initial_window)
+
+    def _on_data(self, event: DataReceived) -> None:
+        data, end = event.data, event.end_stream
+        call = self.calls.get(event.stream_id)
+        if not data and not end:
+            self._floods.empty_data.pending += 1
+        if call is not None and not call.ended:
+            self.intake.data(call, data, end)
+        elif end:
+            self._early.discard(event.stream_id)
+
+    def _on_trailers(self, event: TrailersReceived) -> None:
+        call = self.calls.get(event.stream_id)
+        if call is not None and not call.ended:
+            self.intake.data(call, b"", True)
+
+    def _on_reset(self, event: StreamReset) -> None:
+        self._floods.resets.pending += 1
+        call = self.calls.get(event.stream_id)
+        if call is not None:
+            call.cancel(CancelReason.CLIENT)
+
+    def _on_stream_closed(self, event: StreamClosed) -> None:
+        call = self.calls.pop(event.stream_id, None)
+        if call is not None:
+            call.cancel(CancelReason.CLIENT)
+        self._early.discard(event.stream_id)
+        self._last_call_at = self.heard_at
+        if self._goaways == 2 and not self.calls:
+            self.mark_dirty()
+
+    def _on_window_updated(self, event: WindowUpdated) -> None:
+        self._floods.window_updates.pending += 1
+        call = self.calls.get(event.stream_id)
+        if call is not None and call.blocked and not call.ended:
+            call.refresh()
+
+    def _on_settings(self, event: SettingsReceived) -> None:
+        self._floods.settings.pending += 1
+        self.settled = True
+        window = event.settings.get(Setting.INITIAL_WINDOW_SIZE)
+        if window is not None and window != self._initial_window:
+            self._initial_window = window
+            for call in list(self.calls.values()):
+                if not call.ended:
+                    call.refresh()
+
+    def _on_ping(self, event: PingReceived) -> None:
+        self._floods.pings.pending += 1
+
+    def _on_ping_acknowledged(self, event: PingAcknowledged) -> None:
+        if event.opaque_data == DRAIN_PING:
+            self._last_goaway()
+
+    def _on_connection_closed(self, event: ConnectionClosed) -> None:
+        self._hang_up()
+
+    def call_ended(self, call: Call, reason: CancelReason | None) -> None:
+        """Settle the accounts of a call that was finished (no reason) or cancelled."""
+        stats = self.server.stats
+        stats.calls_open -= 1
+        if reason is not None:
+            stats.cancelled[reason.name] += 1
+        if call.deadline is not None and reason is not CancelReason.DEADLINE:
+            self.server.deadlines.call_ended()
+        self.intake.call_ended(call)
+        if not call.half_closed and reason is not CancelReason.CLIENT and reason is not CancelReason.CONNECTION:
+            self._early.add(call.stream_id)
+
+    # Ends
+
+    def refuse(self, reason: str) -> None:
+        """End the connection with a GOAWAY that names ``reason``."""
+        if self._closing:
+            return
+        self.server.stats.refusals[reason] += 1
+        log.warning("%s: connection ended: %s", self.peer, reason)
+        if self._transport is not None:
+            try:
+                self._h2.send_goaway(ErrorCode.ENHANCE_YOUR_CALM, debug_data=reason.encode())
+                self._transport.write(self._h2.data_to_send())
+            except NGH2Error as error:
+                log.debug("%s: no GOAWAY: %s", self.peer, error)
+        self._hang_up()
+
+    def drop(self, reason: str) -> None:
+        """End the connection of a client that does not listen."""
+        self.server.stats.refusals[reason] += 1
+        log.warning("%s: connection dropped: %s", self.peer, reason)
+        self._closing = True
+        self._abort()
+
+    def _failed(self, error: Exception) -> None:
+        """nghttp2 gave the connection up and cannot say so itself."""
+        if self._closing:
+            return
+        flood = isinstance(error, DenialOfServiceError)
+        self.server.stats.refusals["http2_limit" if flood else "http2_error"] += 1
+        log.warning("%s: connection ended: %s", self.peer, error)
+        if self._transport is not None and not self.paused:
+            code = ErrorCode.ENHANCE_YOUR_CALM if flood else ErrorCode.PROTOCOL_ERROR
+            self._transport.write(struct.pack(">BHBBIII", 0, 8, 7, 0, 0, 0, code))
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Close the transport; a client that does not take the last bytes is waited for LINGER_S."""
+        self._closing = True
+        if self._transport is not None:
+            self._transport.close()
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_later(LINGER_S, self._abort)
+
+    def _abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def shut_down(self, reason: str | None = None) -> None:
+        """First GOAWAY: open no more streams. The second follows one round trip later."""
+        if self._goaways or self._closing:
+            return
+        if reason is not None:
+            self.server.stats.refusals[reason] += 1
+        self._goaways = 1
+        try:
+            self._h2.send_shutdown_notice()
+            self._h2.ping(DRAIN_PING)
+        except NGH2Error as error:
+            self._failed(error)
+            return
+        self._timer = self._loop.call_later(GOAWAY_ROUND_TRIP_S, self._last_goaway)
+        self.flush()
+
+    def _last_goaway(self) -> None:
+        """Second GOAWAY: the streams seen so far finish, then nghttp2 closes the connection."""
+        if self._goaways != 1 or self._closing:
+            return
+        self._goaways = 2
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            self._h2.send_goaway()
+        except NGH2Error as error:
+            self._failed(error)
+            return
+        self.flush()
+
+    def close(self) -> None:
+        """Write what is queued and close."""
+        self.flush()
+        if not self._closing:
+            self._hang_up()
+
+    # What the server asks
+
+    def idle_since(self, now: float) -> float:
+        """When the last call ended; ``now`` while there is one."""
+        return now if self.calls else self._last_call_at
+
+    def check(self, now: float) -> None:
+        """Enforce the time limits."""
+        if not self._closing:
+            self._patience.check(now)
+
+
+HANDLERS: dict[type[Event], Callable[[Connection, Any], None]] = {
+    RequestReceived: Connection._on_request,
+    DataReceived: Connection._on_data,
+    TrailersReceived: Connection._on_trailers,
+    StreamReset: Connection._on_reset,
+    StreamClosed: Connection._on_stream_closed,
+    WindowUpdated: Connection._on_window_updated,
+    SettingsReceived: Connection._on_settings,
+    PingReceived: Connection._on_ping,
+    PingAcknowledged: Connection._on_ping_acknowledged,
+    ConnectionClosed: Connection._on_connection_closed,
+}
+
+
+def _peer_name(address: Any) -> str:
+    """gRPC's name for a socket address."""
+    if not isinstance(address, tuple):
+        return "unix:"
+    host, port = address[0], address[1]
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"

@@ -1,0 +1,215 @@
+"""The request half of a connection: header blocks into calls, request bytes into messages, both within limits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bridge.grpc.call import RESPONSE_FIELDS, Call
+from bridge.grpc.dispatch import RequestStream, dispatch, plain_message, run_bidi, too_large
+from bridge.grpc.framing import ACCEPT_ENCODING, PREFIX_BYTES, REQUEST_ENCODINGS, parse_timeout
+from bridge.grpc.metadata import PLAIN_FIELDS, PROTOCOL_FIELDS, Metadata
+from bridge.grpc.status import Code, GrpcError, RawHeader, RawHeaders, status_fields
+
+if TYPE_CHECKING:
+    from bridge.grpc.connection import Connection
+
+GRPC_CONTENT_TYPE = b"application/grpc"
+
+
+class Refusal(Exception):
+    """A request that is answered without becoming a call."""
+
+    def __init__(self, reason: str, fields: RawHeaders) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.fields = fields
+
+
+def refusal(reason: str, code: Code, message: str, extra: RawHeaders | None = None) -> Refusal:
+    """A refusal with a gRPC status, as a trailers-only response."""
+    return Refusal(reason, RESPONSE_FIELDS + status_fields(code, message, (), None) + (extra or []))
+
+
+class Intake:
+    """Makes calls of requests, and keeps the bytes of those that are not complete."""
+
+    __slots__ = ("_agent", "_connection", "_limits", "_methods", "_plain", "_server", "_stats", "buffered", "receiving")
+
+    def __init__(self, connection: Connection) -> None:
+        server = connection.server
+        self._connection = connection
+        self._server = server
+        self._limits = server.limits
+        self._methods = server.methods
+        self._stats = server.stats
+        # Metadata of calls that send none of their own, shared by all of them.
+        self._agent: bytes | None = None
+        self._plain = Metadata()
+        # Request bytes kept for incomplete requests.
+        self.buffered = 0
+        # Unary requests whose end has not arrived.
+        self.receiving: dict[int, Call] = {}
+
+    def open_call(self, stream_id: int, fields: tuple[RawHeader, ...], now: float) -> Call:
+        """The call that a request's header block opens; raises Refusal if it opens none."""
+        headers = dict(fields)
+        if headers.get(b":method") != b"POST":
+            raise Refusal("http_method", [(b":status", b"405"), (b"allow", b"POST")])
+        content_type = headers.get(b"content-type", b"")
+        end = len(GRPC_CONTENT_TYPE)
+        if not content_type.startswith(GRPC_CONTENT_TYPE) or content_type[end : end + 1] not in (b"", b"+", b";"):
+            raise Refusal("content_type", [(b":status", b"415")])
+        spec = self._methods.get(headers[b":path"])
+        if spec is None:
+            path = headers[b":path"][:256].decode("ascii", "replace")
+            raise refusal("unknown_method", Code.UNIMPLEMENTED, f"unknown method {path}")
+        stats = self._stats
+        if stats.calls_open >= self._limits.max_calls:
+            message = f"the server's limit of {self._limits.max_calls} calls in flight is reached"
+            raise refusal("calls", Code.RESOURCE_EXHAUSTED, message)
+        metadata = self._plain
+        if not headers.keys() <= PLAIN_FIELDS:
+            metadata = self._own_metadata(fields)
+        elif headers.get(b"user-agent") != self._agent:
+            self._agent = agent = headers.get(b"user-agent")
+            metadata = self._plain = Metadata(((b"user-agent", agent),) if agent is not None else ())
+        encoding = headers.get(b"grpc-encoding", b"identity")
+        if encoding not in REQUEST_ENCODINGS:
+            message = f"unknown grpc-encoding {encoding[:64].decode('ascii', 'replace')!r}"
+            raise refusal("encoding", Code.UNIMPLEMENTED, message, [(b"grpc-accept-encoding", ACCEPT_ENCODING)])
+        timeout = headers.get(b"grpc-timeout")
+        call = self._connection.new_call(spec, stream_id, metadata)
+        if timeout is not None:
+            try:
+                call.deadline = now + parse_timeout(timeout)
+            except ValueError as error:
+                raise refusal("timeout", Code.INTERNAL, str(error)) from None
+            self._server.deadlines.add(call, call.deadline)
+        call.request_encoding = REQUEST_ENCODINGS[encoding]
+        if spec.compress and b"gzip" in headers.get(b"grpc-accept-encoding", b""):
+            call.reply_gzip = True
+        stats.calls_open += 1
+        stats.calls_total += 1
+        return call
+
+    def start(self, call: Call, end: bool, now: float) -> None:
+        """Begin to receive the request of a call that was just opened."""
+        if call.spec.kind == "bidi":
+            call.requests = RequestStream(call)
+            run_bidi(call)
+        elif not end:
+            call.receiving_since = now
+            self.receiving[call.stream_id] = call
+        if end:
+            self.data(call, b"", True)
+
+    def data(self, call: Call, data: bytes, end: bool) -> None:
+        """Request bytes of a live call."""
+        if end:
+            call.half_closed = True
+        if call.requests is not None:
+            self._messages(call, call.requests, data, end)
+            return
+        body = call.body
+        if end:
+            self._no_longer_receiving(call)
+            if body is None:
+                dispatch(call, data)
+                return
+            call.body = None
+            self.release(len(body))
+            body += data
+            dispatch(call, body)
+        elif data:
+            if body is None:
+                body = call.body = data
+            else:
+                if isinstance(body, bytes):
+                    body = call.body = bytearray(body)
+                body += data
+            self._keep(call, len(data))
+            limit = self._limits.max_message_bytes
+            if len(body) >= PREFIX_BYTES and max(message_size(body), len(body) - PREFIX_BYTES) > limit:
+                self.refuse(call, too_large(limit))
+
+    def refuse(self, call: Call, error: GrpcError, reason: str | None = None) -> None:
+        """End a call whose request the server cannot accept, and count why."""
+        if not call.ended:
+            self._stats.refusals[reason or error.code.name.lower()] += 1
+            call.fail(error)
+
+    def release(self, size: int) -> None:
+        """``size`` kept bytes were handed over or dropped."""
+        self.buffered -= size
+        self._stats.buffered_bytes -= size
+
+    def call_ended(self, call: Call) -> None:
+        """Drop what an ended call still kept."""
+        self._no_longer_receiving(call)
+        if call.body is not None:
+            self.release(len(call.body))
+            call.body = None
+        if call.requests is not None:
+            self.release(call.requests.clear())
+
+    def close(self) -> None:
+        """The connection is gone."""
+        self.receiving.clear()
+        self.release(self.buffered)
+
+    def _no_longer_receiving(self, call: Call) -> None:
+        if call.receiving_since is not None:
+            call.receiving_since = None
+            self.receiving.pop(call.stream_id, None)
+
+    def _own_metadata(self, fields: tuple[RawHeader, ...]) -> Metadata:
+        limits = self._limits
+        size = sum(len(name) + len(value) + 32 for name, value in fields)
+        if size > limits.max_header_list_bytes or len(fields) > limits.max_header_fields:
+            message = f"metadata exceeds {limits.max_header_list_bytes} bytes or {limits.max_header_fields} fields"
+            raise refusal("metadata", Code.RESOURCE_EXHAUSTED, message)
+        return Metadata(tuple(field for field in fields if field[0] not in PROTOCOL_FIELDS))
+
+    def _keep(self, call: Call, size: int) -> None:
+        self.buffered += size
+        self._stats.buffered_bytes += size
+        limits = self._limits
+        if (
+            self.buffered > limits.max_buffered_bytes_per_connection
+            or self._stats.buffered_bytes > limits.max_buffered_bytes
+        ):
+            self.refuse(call, GrpcError(Code.RESOURCE_EXHAUSTED, "too many request bytes in flight"), "buffered_bytes")
+
+    def _messages(self, call: Call, requests: RequestStream, data: bytes, end: bool) -> None:
+        """Hand over each message of a client-streaming call that is complete."""
+        limits = self._limits
+        body = call.body if isinstance(call.body, bytearray) else bytearray()
+        call.body = body
+        body += data
+        self._keep(call, len(data))
+        try:
+            while not call.ended and len(body) >= PREFIX_BYTES:
+                size = message_size(body)
+                if size > limits.max_message_bytes:
+                    raise too_large(limits.max_message_bytes)
+                if len(body) < PREFIX_BYTES + size:
+                    break
+                if len(requests) >= limits.max_pending_messages:
+                    message = f"more than {limits.max_pending_messages} requests wait to be answered"
+                    raise GrpcError(Code.RESOURCE_EXHAUSTED, message)
+                request = plain_message(body[: PREFIX_BYTES + size], call.request_encoding, limits.max_message_bytes)
+                del body[: PREFIX_BYTES + size]
+                self.release(PREFIX_BYTES + size)
+                self._keep(call, len(request))
+                requests.put(request)
+            if end and not call.ended:
+                if body:
+                    raise GrpcError(Code.INTERNAL, "request message is truncated")
+                requests.close()
+        except GrpcError as error:
+            self.refuse(call, error)
+
+
+def message_size(body: bytes | bytearray) -> int:
+    """The size in the prefix of a framed message."""
+    return int.from_bytes(body[1:PREFIX_BYTES], "big")

@@ -1,0 +1,21 @@
+"""Counters of one server, read by metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class ServerStats:
+    """Gauges are now; totals only grow."""
+
+    connections: int = 0
+    connections_total: int = 0
+    calls_open: int = 0
+    calls_total: int = 0
+    buffered_bytes: int = 0
+    # Calls that ended before their handler finished them, by CancelReason name.
+    cancelled: Counter[str] = field(default_factory=Counter)
+    # Calls and connections refused or ended by a limit or a malformed request, by reason.
+    refusals: Counter[str] = field(default_factory=Counter)
