@@ -9,8 +9,8 @@ from typing import Any
 REDACTED = "[redacted]"
 
 SECRET_NAME = re.compile(
-    r"(?:^|[_.\-])(?:api_?keys?|access_?keys?|private_?keys?|secrets?|secret_?keys?|passw(?:or)?ds?|passphrase|"
-    r"credentials?|authorization|auth|token|tokens_secret|bearer)$",
+    r"(?:^|[_.\-])(?:(?:api|access|private|secret)[_\-]?keys?|secrets?|passw(?:or)?ds?|passphrase|"
+    r"credentials?|authorization|auth|token|bearer)$",
     re.IGNORECASE,
 )
 """Names whose value is a secret. `token` counts at the end of a name only: token counts and thresholds are no secrets."""
@@ -24,19 +24,6 @@ def redacted(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """`arguments` as plain JSON values, with secrets replaced: by name, in nested maps and `NAME=value` strings too, and
     user names and passwords inside URLs."""
     return {str(name): _value(str(name), value) for name, value in arguments.items()}
-
-
-def redacted_argv(argv: list[str]) -> list[str]:
-    """A command line with the values of secret flags replaced, in both `--flag value` and `--flag=value` form."""
-    words: list[str] = []
-    secret = False
-    for word in argv:
-        if secret and not word.startswith("--"):
-            words.append(REDACTED)
-            continue
-        secret = word.startswith("-") and is_secret(word.lstrip("-"))
-        words.append(_text(word))
-    return words
 
 
 def is_secret(name: str) -> bool:

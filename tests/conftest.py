@@ -1,0 +1,62 @@
+"""What tests share: the environments and models they run against (made on first use, never skipped) and free ports."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1")
+
+
+def _built(target: str, path: str) -> Path:
+    """`path` in the checkout, after build.py has brought `target` up to date."""
+    command = [sys.executable, str(ROOT / "tests/environments/build.py"), target]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.fail(f"{target} could not be built:\n{done.stdout}{done.stderr}", pytrace=False)
+    return ROOT / path
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct, a real model: bfloat16, vocabulary 49152, EOS 2."""
+    return _built("model", ".models/SmolLM2-135M-Instruct")
+
+
+@pytest.fixture(scope="session")
+def tiny_llama() -> Path:
+    """A random two-layer Llama: bfloat16, byte-level vocabulary 259, EOS 2, context 2048."""
+    return _built("tiny", ".models/tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def vllm_python() -> Path:
+    """The interpreter that has vLLM 0.32 (CPU) and the bridge."""
+    return _built("vllm", ".envs/vllm/bin/python")
+
+
+@pytest.fixture(scope="session")
+def smg_binary() -> Path:
+    """The `smg` command of SMG 1.13."""
+    return _built("smg", ".envs/smg/bin/smg")
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """Call it for a TCP port on 127.0.0.1 that nobody listened on a moment ago."""
+
+    def find() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            return port
+
+    return find
