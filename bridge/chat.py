@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return _talk(given)
     except grpc.RpcError as error:
-        raise SupervisorError(f"{given.target}: {error.code().name}: {error.details()}") from None  # type: ignore[attr-defined]
+        raise SupervisorError(f"{given.target}: {error.code().name}: {error.details()}") from None
 
 
 def _talk(given: argparse.Namespace) -> int:
@@ -75,7 +75,7 @@ def _wait_until_serving(stub: Any, target: str, wait_s: float) -> None:
                 return
             problem = health.message
         except grpc.RpcError as error:
-            problem = f"{error.code().name}: {error.details()}"  # type: ignore[attr-defined]
+            problem = f"{error.code().name}: {error.details()}"
         if time.monotonic() >= until:
             raise SupervisorError(f"{target} does not serve: {problem}")
         time.sleep(0.5)

@@ -141,8 +141,9 @@ def _would_run(report: Report, name: str, values: Values) -> None:
         model, rest = engine.split_model(values.rest)
         python = find_python(engine, values["engine_python"] or None)
         port = values["handshake_port"] or "PORT"
-        spec = LaunchSpec(python=python, model=model, args=tuple(rest), handshake=f"tcp://127.0.0.1:{port}")
-        launch = engine.launch(spec)
+        spec = LaunchSpec(python=python, model=model, args=tuple(rest))
+        engine.check(spec)
+        launch = engine.launch(spec, f"tcp://127.0.0.1:{port}")
         print("  " + shlex.join(launch.argv))
         print("  " + shlex.join(engine.companion(spec)))
         report.row("ranks", f"{launch.rank_count} from {launch.first_rank}")
