@@ -40,7 +40,7 @@ async def read_facts(
         await process.stop(STOP_GRACE_S)
         lifeline.forget(process)
     if process.returncode != 0:
-        raise StartError(_failure(engine, argv[0], process), process.tail)
+        raise StartError(_failure(engine, argv[0], process), list(process.tail)[:-1])
     lines = bytes(process.captured).strip().splitlines()
     try:
         facts = msgspec.json.decode(lines[-1] if lines else b"", type=Facts)

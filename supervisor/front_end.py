@@ -105,7 +105,9 @@ class FrontEnd:
                     self.serving.set()
                 case Drained(aborted=aborted):
                     self._drained = True
-                    _log.info("the front end is drained%s", f"; {aborted} requests were cut" if aborted else "")
+                    _log.log(
+                        logging.WARNING if aborted else logging.DEBUG, "the front end is drained, %d cut", aborted
+                    )
                 case Fatal(reason=reason):
                     self._fatal = reason
                     self._on_end(reason)

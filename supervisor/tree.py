@@ -230,10 +230,7 @@ class Supervisor:
     async def _wind_down(self, end: End) -> None:
         """Let the front end finish; the stack stops everything after that."""
         front_end = self._front_end
-        if end.part is Part.REQUEST:
-            _log.info("stopping: %s", end.reason)
-        else:
-            _log.error("stopping: %s", end.reason)
+        _log.info("stopping: %s", end.reason)
         if front_end is None or end.part is Part.FRONT_END:
             return
         serving = front_end.serving.is_set()
