@@ -1,19 +1,19 @@
-"""What tests share: the environments and models they run against (made on first use, never skipped) and free ports."""
+"""What tests share: the environments and models they run against (made on first use, never skipped)."""
 
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.running import OFFLINE
+
 ROOT = Path(__file__).resolve().parent.parent
 
-os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1")
+os.environ.update(OFFLINE)
 
 
 def _built(target: str, path: str) -> Path:
@@ -47,16 +47,3 @@ def vllm_python() -> Path:
 def smg_binary() -> Path:
     """The `smg` command of SMG 1.13."""
     return _built("smg", ".envs/smg/bin/smg")
-
-
-@pytest.fixture(scope="session")
-def free_port() -> Callable[[], int]:
-    """Call it for a TCP port on 127.0.0.1 that nobody listened on a moment ago."""
-
-    def find() -> int:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-            return port
-
-    return find
