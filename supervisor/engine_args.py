@@ -58,8 +58,9 @@ def take_value(args: Sequence[str], *names: str) -> tuple[str | None, list[str]]
     return found, rest
 
 
-def check_model_path(model: str, engine: str) -> None:
-    """Raise `UsageError` when `model` can only be a local path and is not there. `org/name` may be a hub id."""
-    looks_local = model.startswith(("/", "./", "../", "~")) or model in (".", "..") or model.count("/") > 1
-    if looks_local and not os.path.exists(os.path.expanduser(model)):
-        raise UsageError(f"the model path {model} does not exist: give {engine} an existing folder or a hub id")
+def check_model_path(model: str, engine: str, *, hub: bool = True) -> None:
+    """Raise `UsageError` when `model` can only be a local path and is not there. With `hub`, `org/name` may be an id."""
+    local = not hub or model.startswith(("/", "./", "../", "~")) or model in (".", "..") or model.count("/") > 1
+    if local and not os.path.exists(os.path.expanduser(model)):
+        wanted = "an existing folder or a hub id" if hub else "an existing folder"
+        raise UsageError(f"the model path {model} does not exist: give {engine} {wanted}")

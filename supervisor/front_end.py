@@ -105,9 +105,7 @@ class FrontEnd:
                     self.serving.set()
                 case Drained(aborted=aborted):
                     self._drained = True
-                    _log.log(
-                        logging.WARNING if aborted else logging.DEBUG, "the front end is drained, %d cut", aborted
-                    )
+                    _log.log(logging.WARNING if aborted else logging.DEBUG, "the front end is drained, %d cut", aborted)
                 case Fatal(reason=reason):
                     self._fatal = reason
                     self._on_end(reason)

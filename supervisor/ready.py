@@ -15,6 +15,8 @@ from bridge.supervisor.status_line import StatusLine
 TICK_S = 0.5
 LINE_INTERVAL_S = 5.0
 """Between progress lines where standard error is no terminal."""
+LAST_LOG = 100
+"""Characters of the last log line that a progress line quotes."""
 TIMEOUT_FLAG = "--startup-timeout-secs"
 CEILING_FLAG = "--startup-ceiling-secs"
 
@@ -80,7 +82,7 @@ class Progress:
     def describe(self) -> str:
         """One line: engine, phase, age, whether its process lives, its last log line."""
         state = f"process {self._process.pid} {'alive' if self._process.alive else self._process.describe_exit()}"
-        last = f"; last log: {self._process.tail[-1]}" if self._process.tail else ""
+        last = f"; last log: {self._process.tail[-1][:LAST_LOG]}" if self._process.tail else ""
         return f"{self._engine} is {self.phase.value}: {self.elapsed_s:.0f} s, {state}{last}"
 
     async def show(self, tell: Callable[[StartPhase, float], None]) -> None:
@@ -90,6 +92,8 @@ class Progress:
         try:
             while True:
                 self.check_limits()
+                if self.phase is StartPhase.SPAWNED and self.elapsed_s > TICK_S and self._process.alive:
+                    self.advance(StartPhase.IMPORTING)
                 tell(self.phase, self.elapsed_s)
                 if line.enabled:
                     line.show(self.describe())

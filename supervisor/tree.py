@@ -283,7 +283,7 @@ class Supervisor:
     def _on_engine_line(self, line: str) -> None:
         _relayed.info("[%s] %s", self._config.engine, line)
         if self._progress is not None:
-            self._progress.advance(StartPhase.IMPORTING)
+            self._progress.sign()
 
     def _on_companion_line(self, line: str) -> None:
         _relayed.debug("[%s companion] %s", self._config.engine, line)

@@ -68,7 +68,7 @@ class Launcher(Protocol):
         ...
 
     def launch(self, spec: LaunchSpec, handshake: str) -> Launch:
-        """The engine, headless, dialling `handshake` (`tcp://HOST:PORT`)."""
+        """The engine, headless, dialling `handshake`; raises `UsageError` for an address it cannot dial."""
         ...
 
     def companion(self, spec: LaunchSpec) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bridge.supervisor.engine_args import refuse, take_value
+from bridge.supervisor.engine_args import check_model_path, refuse, take_value
 from bridge.supervisor.engines import Launch, LaunchSpec
 
 REFUSED = {"--zmq-handshake-address": "the bridge sets it", "--zmq-engine-index": "the bridge sets it"}
@@ -24,6 +24,8 @@ class SimLauncher:
 
     def check(self, spec: LaunchSpec) -> None:
         refuse(spec.args, self.name, REFUSED)
+        if spec.model is not None:
+            check_model_path(spec.model, self.name, hub=False)
 
     def launch(self, spec: LaunchSpec, handshake: str) -> Launch:
         first = spec.first_rank or 0

@@ -72,6 +72,8 @@ class VllmLauncher:
 
     def launch(self, spec: LaunchSpec, handshake: str) -> Launch:
         first, count, group = self._ranks(spec)
+        if not handshake.startswith("tcp://"):
+            raise UsageError(f"headless vLLM dials tcp only, not {handshake}: give tcp://HOST:PORT")
         host, _, port = handshake.removeprefix("tcp://").rpartition(":")
         model = [spec.model] if spec.model is not None else []
         argv = [spec.python, "-m", "vllm.entrypoints.cli.main", "serve", *model, "--headless", *spec.args]
