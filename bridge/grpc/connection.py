@@ -49,12 +49,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DEFAULT_WINDOW = 65535
-DATA_FRAME_BYTES = 16384
+# A DATA frame with a message is at least 14 bytes, and a client may answer it with a stream and a connection update.
+UPDATE_PER_BYTES = 7
 INCREMENTAL = Priority(3, True)
 # Input is fed in slices, so that one read cannot hold more events than this many bytes can, and the loop gets a turn
 # after TURN_S of them: a read of 256 KiB may hold thousands of requests.
-SLICE_BYTES = 8192
-TURN_S = 0.002
+SLICE_BYTES = 4096
+TURN_S = 0.001
 # What a client that does not read may still send.
 PAUSED_INPUT_BYTES = 1 << 20
 # How long a connection waits for the answer to the PING between its two GOAWAYs.
@@ -254,7 +255,7 @@ class Connection(asyncio.Protocol):
             return
         if output:
             transport.write(output)
-            self._floods.window_updates.give(1 + len(output) // DATA_FRAME_BYTES)
+            self._floods.window_updates.give(len(output) // UPDATE_PER_BYTES)
         events = h2.events()
         if events:
             self._handle(events)
@@ -287,7 +288,11 @@ class Connection(asyncio.Protocol):
 
     def ping(self) -> None:
         """Ask the client for a sign of life."""
-        self._h2.ping(KEEPALIVE_PING)
+        try:
+            self._h2.ping(KEEPALIVE_PING)
+        except NGH2Error as error:
+            self._failed(error)
+            return
         self.flush()
 
     def stream_credit(self, stream_id: int) -> int:

@@ -136,7 +136,10 @@ class Intake:
         """End a call whose request the server cannot accept, and count why."""
         if not call.ended:
             self._stats.refusals[reason or error.code.name.lower()] += 1
+            task = call.task
             call.fail(error)
+            if task is not None:
+                task.cancel()
 
     def release(self, size: int) -> None:
         """``size`` kept bytes were handed over or dropped."""

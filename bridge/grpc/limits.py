@@ -43,15 +43,15 @@ class Limits:
     write_buffer_bytes: int = MIB // 4
 
     # Gateways cancel by reset: every open stream at once must be allowed.
-    resets: Rate = Rate(8192, 500)
+    resets: Rate = Rate(4096, 500)
     pings: Rate = Rate(2000, 200)
     settings: Rate = Rate(100, 10)
     empty_data: Rate = Rate(1000, 100)
-    # A client may answer each DATA frame with two updates; frames we sent are added to this.
+    # Besides two for each DATA frame that we send.
     window_updates: Rate = Rate(20000, 2000)
 
     # From accept (TLS handshake included) to a complete preface and SETTINGS.
-    preface_s: float = 20.0
+    preface_s: float = 10.0
     # From a unary request's headers to its end.
     request_s: float = 120.0
     # Bytes that do not complete a frame.
