@@ -9,12 +9,12 @@ import msgspec
 
 from bridge.wire.codec import Load, Reply, WireError
 from bridge.wire.layout import Field, Layouts, decoder_struct
-from bridge.wire.vllm.outputs import NIL, VllmStep, decoded, raw_view
+from bridge.wire.vllm.outputs import VllmStep, decoded, raw_view
 
 DEATH = b"ENGINE_CORE_DEAD"
 """The only frame of the last message of an engine that caught its own fatal error; a killed one sends nothing."""
 
-_NIL = bytes(NIL)
+_NIL = b"\xc0"
 
 
 class Ready(msgspec.Struct, kw_only=True, gc=False):
@@ -86,7 +86,7 @@ class ControlReader:
         The engine sends statistics to one front end only, and none with --disable-log-stats.
         """
         raw = step.scheduler_stats
-        if bytes(raw) == _NIL:
+        if raw is None or bytes(raw) == _NIL:
             return None
         stats = cast(_Stats, decoded(self._stats, raw, "a step's scheduler_stats"))
         return Load(
@@ -103,7 +103,7 @@ class ControlReader:
         result is `[type_info, value]`; type info comes only with VLLM_ALLOW_INSECURE_SERIALIZATION and is not needed.
         """
         raw = step.utility_output
-        if bytes(raw) == _NIL:
+        if raw is None or bytes(raw) == _NIL:
             return None
         output = cast(Any, decoded(self._utility, raw, "a utility reply"))
         result = output.result

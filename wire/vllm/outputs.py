@@ -18,8 +18,6 @@ from bridge.wire.tensors import RAW_VIEW, Tensor, read_tensor
 OUTPUT = "EngineCoreOutput"
 OUTPUTS = "EngineCoreOutputs"
 
-NIL = msgspec.Raw(b"\xc0")
-
 OUTPUT_FIELDS = (
     Field("request_id", str),
     Field("new_token_ids", list[int]),
@@ -53,14 +51,14 @@ _TENSORS = ("LogprobsTensors", "selected_token_ranks")
 class VllmStep(msgspec.Struct, gc=False):
     """One decoded message. `frames` are the message's own and stay alive as long as a lazily read tensor may need them.
 
-    `scheduler_stats` and `utility_output` are still msgpack. `finished_requests` is filled only with internal data
-    parallel balancing and in the replies of the engine's input thread.
+    `scheduler_stats` and `utility_output` are still msgpack, nil included. `finished_requests` is filled only with
+    internal data parallel balancing and in the replies of the engine's input thread.
     """
 
-    outputs: list[Any]
+    outputs: Sequence[Any]
     engine_index: int
-    scheduler_stats: msgspec.Raw
-    utility_output: msgspec.Raw
+    scheduler_stats: msgspec.Raw | None
+    utility_output: msgspec.Raw | None
     finished_requests: list[str] | None
     weight_version: str | None
     """Since 0.32; `default` until weights are updated in place."""
@@ -95,8 +93,8 @@ class OutputReader:
             (
                 Field("engine_index", int, 0),
                 Field("outputs", list[output], ()),  # type: ignore[valid-type]
-                Field("scheduler_stats", msgspec.Raw, NIL),
-                Field("utility_output", msgspec.Raw, NIL),
+                Field("scheduler_stats", msgspec.Raw, None),
+                Field("utility_output", msgspec.Raw, None),
                 Field("finished_requests", list[str] | None, None),
                 Field("weight_version", str | None, None),
             ),
