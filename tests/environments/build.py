@@ -238,7 +238,7 @@ def _install_bridge(target: Target) -> None:
 
 def _make_smg(target: Target) -> None:
     _venv(target)
-    target.pip(f"smg {SMG}", "--no-deps", f"smg=={SMG}")
+    target.pip(f"smg {SMG}", f"smg=={SMG}")
 
 
 def _make_smollm2(target: Target) -> None:
@@ -296,7 +296,7 @@ TARGETS = {
                 Layer("bridge", _project_recipe(), _install_bridge),
             ),
         ),
-        Target("smg", ENVS / "smg", (Layer("gateway", f"smg {SMG}", _make_smg, base=True),)),
+        Target("smg", ENVS / "smg", (Layer("gateway", f"smg {SMG} with what it needs", _make_smg, base=True),)),
         Target(
             "model",
             MODELS / "SmolLM2-135M-Instruct",
