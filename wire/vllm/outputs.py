@@ -43,6 +43,7 @@ _FINISH = {
     ERROR: Finish.ERROR,
     REPETITION: Finish.STOP,
 }
+"""Repetition is a stop that the request itself asked for, through `repetition_detection`."""
 
 _LISTS = ("LogprobsLists", "sampled_token_ranks")
 _TENSORS = ("LogprobsTensors", "selected_token_ranks")

@@ -21,6 +21,7 @@ MAX_HELD_BACK_STOP_IDS = 128
 """With `min_tokens` above 0, the request's stop ids and the model's EOS ids together: the newer model runner raises on
 more, which is death (0.32, v1/worker/gpu/sample/logit_bias.py)."""
 
+_WHOLE_VOCABULARY = "-1 is the whole vocabulary, which vLLM's front end refuses when max_logprobs is less"
 _IDS_FIT = "an id outside the vocabulary indexes past the logits"
 
 RULES: Mapping[str, Rule] = {
@@ -69,12 +70,8 @@ RULES: Mapping[str, Rule] = {
         note="the engine core never matches text; an empty string is a wedge, as is any with detokenize false",
     ),
     "bad_words": Rule(kind="words", harm="wedge", note="needs a tokenizer: the engine reads _bad_words_token_ids only"),
-    "logprobs": Rule(
-        kind="int", low=0, high="max_logprobs", also=(-1,), harm="wedge", note="-1 is the whole vocabulary"
-    ),
-    "prompt_logprobs": Rule(
-        kind="int", low=0, high="max_logprobs", also=(-1,), harm="wedge", note="-1 is the whole vocabulary"
-    ),
+    "logprobs": Rule(kind="int", low=0, high="max_logprobs", also=(-1,), harm="wedge", note=_WHOLE_VOCABULARY),
+    "prompt_logprobs": Rule(kind="int", low=0, high="max_logprobs", also=(-1,), harm="wedge", note=_WHOLE_VOCABULARY),
     "logprob_token_ids": Rule(
         kind="ids",
         low=0,
