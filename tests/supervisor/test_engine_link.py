@@ -1,0 +1,221 @@
+"""The supervisor's slots are bound before the engine dials, drained for ever, and load figures are thinned out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from bridge.supervisor import engine_link
+from bridge.supervisor.control import RankLoad
+from bridge.supervisor.engine_link import FRONT_END_SLOT, EngineLink, LoadFeed
+from bridge.supervisor.engines import Launch
+from bridge.supervisor.errors import UsageError
+from bridge.supervisor.listeners import bind_tcp
+from bridge.supervisor.state import StateFolder
+from bridge.wire.codec import Load
+from bridge.wire.handshake import Phase, identity_of
+from bridge.wire.link import Slot
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[StateFolder]:
+    folder = StateFolder.open(tmp_path / "s")
+    yield folder
+    folder.close()
+
+
+class Told:
+    """What a link reported."""
+
+    def __init__(self, state: StateFolder, port: int = 0) -> None:
+        self.phases: list[Phase] = []
+        self.deaths: list[str] = []
+        self.link = EngineLink(
+            state, port=port, on_phase=self.phases.append, on_load=lambda load: None, on_death=self.deaths.append
+        )
+
+
+class Rank:
+    """One dialling rank: the engine's side of the sockets, in raw ZMQ."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, rank: int = 0) -> None:
+        self.context = context
+        self.rank = rank
+        self.handshake = self._socket(zmq.DEALER, address)
+        self.sockets: list[zmq.Socket[bytes]] = [self.handshake]
+
+    def _socket(self, kind: int, address: str) -> zmq.Socket[bytes]:
+        socket = self.context.socket(kind)
+        if kind == zmq.DEALER:
+            socket.setsockopt(zmq.IDENTITY, identity_of(self.rank))
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(address)
+        return socket
+
+    def say(self, status: str) -> None:
+        self.handshake.send(msgspec.msgpack.encode({"status": status, "local": False, "headless": True}))
+
+    async def init(self) -> dict[str, list[str]]:
+        async with asyncio.timeout(5):
+            while not self.handshake.poll(0):
+                await asyncio.sleep(0.01)
+        addresses: dict[str, list[str]] = msgspec.msgpack.decode(self.handshake.recv())["addresses"]
+        return addresses
+
+    def dial_slots(self, addresses: dict[str, list[str]]) -> list[zmq.Socket[bytes]]:
+        """Connect everything and send the ready map on every input; the output sockets."""
+        for address in addresses["inputs"]:
+            self.sockets.append(self._socket(zmq.DEALER, address))
+            self.sockets[-1].send(msgspec.msgpack.encode({"vllm_version": "0.32.0", "rank": self.rank}))
+        outputs = [self._socket(zmq.PUSH, address) for address in addresses["outputs"]]
+        self.sockets += outputs
+        return outputs
+
+    def close(self) -> None:
+        for socket in self.sockets:
+            socket.close(0)
+
+
+Dial = Callable[..., Rank]
+
+
+@pytest.fixture
+def dial() -> Iterator[Dial]:
+    """Makes ranks, `dial(address, number)`."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    ranks: list[Rank] = []
+
+    def make(address: str, number: int = 0) -> Rank:
+        ranks.append(Rank(context, address, number))
+        return ranks[-1]
+
+    yield make
+    for rank in ranks:
+        rank.close()
+    context.term()
+
+
+async def until(condition: Callable[[], object], within_s: float = 5.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_all_ranks_come_up_in_either_order(state: StateFolder, dial: Dial) -> None:
+    told = Told(state)
+    told.link.expect(Launch([], first_rank=0, rank_count=2))
+    ranks = [dial(told.link.address, number) for number in (0, 1)]
+    for rank in ranks:
+        rank.say("HELLO")
+    offers = [await rank.init() for rank in ranks]
+    assert [len(offer["inputs"]) for offer in offers] == [3, 3] and not told.link.done
+    ranks[0].say("READY")
+    ranks[0].dial_slots(offers[0])
+    ranks[1].dial_slots(offers[1])
+    await asyncio.sleep(0.1)
+    assert not told.link.done
+    ranks[1].say("READY")
+    await until(lambda: told.link.done)
+    assert [(rank.identity, rank.ready["rank"]) for rank in told.link.ranks()] == [(b"\0\0", 0), (b"\1\0", 1)]
+    assert told.phases[-1] is Phase.READY and told.deaths == []
+    told.link.close()
+
+
+async def test_a_rank_that_starts_anew_is_a_death(state: StateFolder, dial: Dial) -> None:
+    told = Told(state)
+    told.link.expect(Launch([]))
+    rank = dial(told.link.address)
+    rank.say("HELLO")
+    rank.dial_slots(await rank.init())
+    rank.say("READY")
+    await until(lambda: told.link.done)
+    rank.say("HELLO")
+    await until(lambda: told.deaths)
+    told.link.close()
+
+
+async def test_strangers_on_the_handshake_are_ignored(
+    state: StateFolder, dial: Dial, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = Told(state)
+    told.link.expect(Launch([]))
+    dial(told.link.address, 7).say("HELLO")
+    rank = dial(told.link.address)
+    rank.say("HELLO")
+    await rank.init()
+    await until(lambda: "rank 7 is not among the 1" in caplog.text)
+    assert told.phases == [Phase.LOADING]
+    told.link.close()
+
+
+async def test_the_free_slot_is_drained_and_the_front_ends_is_left_to_it(
+    state: StateFolder, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_link, "MESSAGES_PER_WAKEUP", 4)
+    told = Told(state)
+    told.link.expect(Launch([]))
+    own_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    slot = Slot(own_context, FRONT_END_SLOT, *state.slot(FRONT_END_SLOT))
+    rank = dial(told.link.address)
+    rank.say("HELLO")
+    outputs = rank.dial_slots(await rank.init())
+    outputs[FRONT_END_SLOT].send(b"mine")
+    outputs[2].setsockopt(zmq.SNDTIMEO, 2000)
+    for number in range(5000):  # over the default high-water marks of both ends
+        outputs[2].send(b"x")
+        if number % 500 == 0:
+            await asyncio.sleep(0.01)
+    received: list[list[bytes]] = []
+
+    def receive() -> bool:
+        frames = slot.receive()
+        if frames is not None:
+            received.append(frames)
+        return bool(received)
+
+    await until(receive)
+    assert received == [[b"mine"]]
+    slot.close()
+    own_context.destroy(0)
+    told.link.close()
+
+
+async def test_a_handshake_port_in_use_is_one_line(state: StateFolder) -> None:
+    taken = bind_tcp("127.0.0.1", 0)
+    with pytest.raises(UsageError, match=rf"handshake port {taken.port} is already in use.*--handshake-port"):
+        Told(state, taken.port or 0)
+    taken.close()
+
+
+async def test_a_slot_held_by_another_process_is_one_line(state: StateFolder) -> None:
+    own_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    slot = Slot(own_context, 0, *state.slot(0))
+    with pytest.raises(UsageError, match="another process serves the slot"):
+        Told(state)
+    slot.close()
+    own_context.destroy(0)
+
+
+async def test_loads_go_out_at_once_then_thinned_and_the_last_one_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_link, "LOAD_INTERVAL_S", 0.05)
+    sent: list[RankLoad] = []
+    feed = LoadFeed(sent.append)
+    for running in range(100):
+        feed.put(Load(rank=0, running=running))
+        feed.put(Load(rank=1, running=-running))
+        await asyncio.sleep(0.002)
+    await asyncio.sleep(0.12)
+    first = [load.running for load in sent if load.rank == 0]
+    assert first[0] == 0 and first[-1] == 99 and len(first) <= 12
+    assert [load.running for load in sent if load.rank == 1][-1] == -99
+    quiet = len(sent)
+    await asyncio.sleep(0.12)
+    assert len(sent) == quiet
+    feed.put(Load(rank=0, running=7))
+    assert sent[-1].running == 7
+    feed.close()
