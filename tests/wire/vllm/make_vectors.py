@@ -452,12 +452,13 @@ class Maker:
     def values(self) -> list[dict[str, Any]]:
         """Values of a request's fields, as msgpack in hex: those that vLLM's decoder takes, and those it refuses."""
         import msgspec
+        from cases import VALUES
 
         from bridge.wire.vllm.requests import REQUEST
 
         order = self.declared()[REQUEST]
         entries: dict[str, dict[str, Any]] = {}
-        for place, field, value in _VALUES:
+        for place, field, value in VALUES:
             body: dict[str, Any] = {"request_id": "r", "prompt_token_ids": [1], "arrival_time": 0.0}
             if place == "sampling_params":
                 body[place] = {"max_tokens": 16, field: value}
@@ -483,43 +484,6 @@ def _unequal(left: Any, right: Any, path: str = "") -> list[str]:
             place for key in {**left, **right} for place in _unequal(left.get(key), right.get(key), f"{path}.{key}")
         ]
     return [] if left == right else [path.removeprefix(".")]
-
-
-_INF = float("inf")
-_NAN = float("nan")
-
-_EDGES: dict[str, list[Any]] = {
-    "temperature": [-1.0, -1e-9, 0, 0.0, 1e-9, 0.5, 1, 2.0, 2.0000001, _INF, -_INF, _NAN, None, "1", True, [1.0]],
-    "top_p": [-0.1, 0, 0.0, 1e-9, 1, 1.0, 1.0000001, _INF, _NAN, None, "1", True],
-    "top_k": [-2, -1, 0, 1, 2**31, 2**63 - 1, 1.5, None, "1", True],
-    "min_p": [-0.1, 0, 1.0, 1.1, _INF, _NAN, None, "1", True],
-    "frequency_penalty": [-2.1, -2.0, 0, 2.0, 2.1, _INF, _NAN, None, "1", True],
-    "presence_penalty": [-2.1, -2.0, 0, 2.0, 2.1, _INF, _NAN, None, "1", True],
-    "repetition_penalty": [-1.0, 0, 0.0, 1e-9, 1, 2.0, 1e30, _INF, _NAN, None, "1", True],
-    "n": [-1, 0, 1, 2, 16384, 16385, None, 1.5, "1", True],
-    "max_tokens": [-1, 0, 1, 2**31 - 1, 2**31, 1.5, "1", True],
-    "min_tokens": [-1, 0, 1, 16, 17, 1.5, None, "1", True],
-    "seed": [-(2**63), -1, 0, 2**63 - 1, 2**63, 1.5, "1", True],
-    "ignore_eos": [True, False, 0, 1, None, "true"],
-    "stop_token_ids": [[], [0], [2**31], [-1], [1.5], ["1"], [None], [True], "1", 5, {}],
-    "stop": [[], ["a"], [""], "", 5, [5]],
-    "bad_words": [[], ["a"], [""], [5], 5],
-    "logprobs": [-2, -1, 0, 5, 20, 1.5, "1", True],
-    "prompt_logprobs": [-2, -1, 0, 5, 20, 1.5, "1", True],
-    "logprob_token_ids": [[], [0, 1], [1.5], ["1"], 5],
-    "logit_bias": [{}, {1: 1.0}, {1: 1}, {"1": 1.0}, {1: "1"}, {1: None}, [1]],
-    "allowed_token_ids": [[0], [0, 1], [1.5], ["1"], 5],
-    "thinking_token_budget": [-2, -1, 0, 5, 1.5, "1", True],
-    "stream_interval": [-1, 0, 1, 5, 1.5, "1", True],
-}
-_POOLING_TASKS = ["embed", "classify", "token_embed", "token_classify", "plugin", "embed&token_classify"]
-
-_VALUES: list[tuple[str, str, Any]] = [
-    *(("sampling_params", field, value) for field, values in _EDGES.items() for value in values),
-    *(("pooling_params", "pooling_task", value) for value in (*_POOLING_TASKS, "score", "encode", "bogus", "", 5)),
-    *(("lora_request", "lora_int_id", value) for value in (-1, 0, 1, 2**63 - 1, 1.5, "1", None, True)),
-    *(("lora_request", "lora_path", value) for value in ("p", "", None, 5)),
-]
 
 
 if __name__ == "__main__":
