@@ -1,0 +1,34 @@
+# Each target makes what it needs first, under .envs/ and .models/ of this checkout.
+PYTHON ?= python3
+BUILD = $(PYTHON) tests/environments/build.py
+DEV = .envs/dev/bin
+
+.PHONY: help demo test check lint clean
+
+help:
+	@echo "make demo    a real vLLM engine on the CPU, asked over gRPC and through the SMG gateway"
+	@echo "make test    the checks and every test, with the real engine and the real gateway"
+	@echo "make check   ruff, mypy, import directions, the wheel: what runs without an engine"
+	@echo "make clean   remove what the targets above made (.envs, .models, caches)"
+
+demo:
+	@$(BUILD) vllm smg model
+	@.envs/vllm/bin/python examples/demo/run.py
+
+test: lint
+	@$(BUILD) vllm smg model tiny
+	@$(DEV)/python -m pytest -q
+
+check: lint
+	@$(BUILD) vllm tiny
+	@$(DEV)/python -m pytest -q tests/checks
+
+lint:
+	@$(BUILD) dev
+	@$(DEV)/ruff check --quiet .
+	@$(DEV)/ruff format --check --quiet .
+	@$(DEV)/mypy -p bridge -p examples
+
+clean:
+	@rm -rf .envs .models .run .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
