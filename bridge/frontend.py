@@ -179,6 +179,7 @@ async def _obey(front_end: FrontEnd, channel: ControlChannel[ToFrontEnd]) -> int
             case Loading(phase=phase, elapsed_s=elapsed):
                 front_end.engine.detail = f"{phase}, {elapsed:.0f} s"
             case EngineUp(ranks=ranks, facts=facts):
+                await _connected(front_end.engine.slot, {rank.identity for rank in ranks})
                 try:
                     front_end.engine_up([(rank.identity, rank.ready) for rank in ranks], facts)
                 except LayoutError as error:
@@ -200,6 +201,16 @@ async def _obey(front_end: FrontEnd, channel: ControlChannel[ToFrontEnd]) -> int
                 if draining is not None:
                     draining.cancel()
                 draining = asyncio.ensure_future(front_end.drain(grace))
+
+
+async def _connected(slot: Slot, ranks: set[bytes]) -> None:
+    """Wait for every rank's ready map on this slot: a rank that is up for the supervisor may reach us a moment later."""
+    while True:
+        while (received := slot.receive_ready()) is not None:
+            ranks.discard(received[0])
+        if not ranks:
+            return
+        await asyncio.sleep(0.005)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
