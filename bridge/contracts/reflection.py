@@ -52,7 +52,7 @@ class ReflectionService:
         elif kind == "file_by_filename":
             self._files(reply, lambda pool: pool.FindFileByName(request.file_by_filename))
         elif kind == "file_containing_symbol":
-            self._files(reply, lambda pool: pool.FindFileContainingSymbol(request.file_containing_symbol))
+            self._files(reply, lambda pool: _symbol_file(pool, request.file_containing_symbol))
         elif kind == "file_containing_extension":
             asked = request.file_containing_extension
             self._files(reply, lambda pool: _extension_file(pool, asked))
@@ -94,6 +94,31 @@ def reflection_services(services: Iterable[str]) -> list[ReflectionService]:
     """
     names = [*services, f"{ALPHA}.ServerReflection", f"{V1}.ServerReflection"]
     return [ReflectionService(package, names) for package in (V1, ALPHA)]
+
+
+def _symbol_file(pool: descriptor_pool.DescriptorPool, symbol: str) -> FileDescriptor:
+    """The file of ``symbol``; protobuf 7's pool does not find methods and fields by name, so those go by their owner."""
+    try:
+        return pool.FindFileContainingSymbol(symbol)
+    except KeyError:
+        owner, _, member = symbol.rpartition(".")
+        file = pool.FindFileContainingSymbol(owner)
+        if not _has_member(pool, owner, member):
+            raise
+        return file
+
+
+def _has_member(pool: descriptor_pool.DescriptorPool, owner: str, member: str) -> bool:
+    for find, members in (
+        (pool.FindServiceByName, "methods_by_name"),
+        (pool.FindMessageTypeByName, "fields_by_name"),
+        (pool.FindEnumTypeByName, "values_by_name"),
+    ):
+        try:
+            return member in getattr(find(owner), members)
+        except KeyError:
+            continue
+    return False
 
 
 def _extension_file(pool: descriptor_pool.DescriptorPool, asked: reflection_pb2.ExtensionRequest) -> FileDescriptor:

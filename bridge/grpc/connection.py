@@ -175,6 +175,8 @@ class Connection(asyncio.Protocol):
             self._unblock()
 
     def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return
         self.heard_at = self._loop.time()
         if self._unread:
             self._unread += data
@@ -346,10 +348,6 @@ class Connection(asyncio.Protocol):
 
     def _on_request(self, event: RequestReceived) -> None:
         stream_id, end = event.stream_id, event.end_stream
-        if self.server.draining:
-            # No handler saw it, so a client may retry it elsewhere; gRPC clients do so by themselves.
-            self.reset(stream_id, "draining", ErrorCode.REFUSED_STREAM)
-            return
         try:
             call = self.intake.open_call(stream_id, event.headers, self.heard_at)
         except Refusal as refusal:
@@ -474,13 +472,24 @@ class Connection(asyncio.Protocol):
         self._hang_up()
 
     def _hang_up(self) -> None:
-        """Close the transport; a client that does not take the last bytes is waited for LINGER_S."""
+        """End our side and wait up to LINGER_S for the client's: closing on unread input would reset away our GOAWAY."""
         self._closing = True
-        if self._transport is not None:
-            self._transport.close()
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._loop.call_later(LINGER_S, self._abort)
+        transport = self._transport
+        if transport is None:
+            return
+        try:
+            if transport.can_write_eof():
+                transport.write_eof()
+            else:
+                transport.close()
+        except OSError as error:
+            log.debug("%s: %s", self.peer, error)
+            transport.abort()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(LINGER_S, self._abort)
+        for call in list(self.calls.values()):
+            call.cancel(CancelReason.CONNECTION)
 
     def _abort(self) -> None:
         if self._transport is not None:

@@ -85,6 +85,8 @@ def plain_message(body: bytes | bytearray, encoding: int | None, limit: int) -> 
     """The message of a frame, decompressed; GrpcError when it cannot be or exceeds ``limit`` bytes."""
     flag = body[0]
     if flag == 0:
+        if len(body) - PREFIX_BYTES > limit:
+            raise too_large(limit)
         return bytes(memoryview(body)[PREFIX_BYTES:])
     if flag != 1:
         raise GrpcError(Code.INTERNAL, f"message has the invalid compression flag {flag}")

@@ -63,6 +63,8 @@ class Intake:
         if spec is None:
             path = headers[b":path"][:256].decode("ascii", "replace")
             raise refusal("unknown_method", Code.UNIMPLEMENTED, f"unknown method {path}")
+        if spec.endless and self._server.draining:
+            raise refusal("draining", Code.UNAVAILABLE, "the server is draining")
         stats = self._stats
         if stats.calls_open >= self._limits.max_calls:
             message = f"the server's limit of {self._limits.max_calls} calls in flight is reached"

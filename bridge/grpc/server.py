@@ -113,9 +113,10 @@ class Server:
     async def drain(self, grace_s: float) -> int:
         """Finish gracefully; returns how many calls were cut off after ``grace_s`` seconds.
 
-        Stops accepting; sends each connection the first GOAWAY and, a round trip later, the last; refuses new calls
-        with REFUSED_STREAM (clients see UNAVAILABLE, or retry elsewhere unasked); ends endless streams with UNAVAILABLE
-        at once and, after the grace, everything that is left.
+        Stops accepting; sends each connection the first GOAWAY and, a round trip later, the last. Calls that race the
+        first are still served (grpcio and tonic fail a call that is reset, even with REFUSED_STREAM); those after the
+        last one were never processed, and clients send them elsewhere unasked. Endless streams end with UNAVAILABLE at
+        once, and what is left after the grace too.
         """
         self.draining = True
         self._stop_listening()

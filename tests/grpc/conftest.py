@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
+import uvloop
 
 from bridge.grpc.limits import Limits
 from tests.grpc.raw import RawClient
@@ -12,6 +14,11 @@ from tests.grpc.serving import Running, start
 
 Starter = Callable[..., Awaitable[Running]]
 Connector = Callable[..., Awaitable[RawClient]]
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Every test here runs on both loops: front ends use uvloop, and asyncio where there is none."""
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture

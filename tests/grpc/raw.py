@@ -141,7 +141,7 @@ class RawClient:
             if kind == HEADERS:
                 arrived.headers = [(str(n), str(v)) for n, v in self._decoder.decode(arrived.payload)]
             if kind == SETTINGS and not flags & ACK and self._polite:
-                await self.send(frame(SETTINGS, ACK, 0))
+                self._writer.write(frame(SETTINGS, ACK, 0))
             self.frames.append(arrived)
         return True
 
@@ -199,8 +199,8 @@ class RawClient:
         self._writer.transport.pause_reading()  # type: ignore[attr-defined]
 
     async def close(self) -> None:
-        """Close the connection."""
-        self._writer.close()
+        """Close the connection, with or without its unsent bytes."""
+        self._writer.transport.abort()
         try:
             await self._writer.wait_closed()
         except ConnectionError:
