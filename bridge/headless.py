@@ -25,9 +25,11 @@ from bridge.supervisor.lifeline import Lifeline
 from bridge.supervisor.logs import RELAYED, configure
 from bridge.supervisor.process import Process
 from bridge.supervisor.ready import Progress, StartPhase
-from bridge.supervisor.tree import ENGINE_GRACE_S, LAST_LINES_S
+from bridge.supervisor.tree import ENGINE_GRACE_S
 
 PROBE_INTERVAL_S = 0.25
+LAST_LINES_S = 0.3
+"""For the last log lines of an engine that just ended."""
 TIMEOUT_FLAG = "handshake-timeout"
 
 HELP = """usage: python -m bridge.headless [--engine ENGINE] --zmq-handshake-address ADDRESS [flags] [any engine flag]

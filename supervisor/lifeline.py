@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+from bridge.supervisor.errors import SupervisorError
 from bridge.supervisor.process import Process
 
 RESTART_DELAY_S = 1.0
@@ -61,8 +62,13 @@ class Lifeline:
             _log.warning("the leash %s; starting another", self.leash.describe_exit())
             await self.leash.stop(0.0)
             await asyncio.sleep(RESTART_DELAY_S)
+            try:
+                leash, pipe = _spawn()
+            except SupervisorError as error:
+                _log.error("%s; trying again", error)
+                continue
             os.close(self._pipe)
-            self.leash, self._pipe = _spawn()
+            self.leash, self._pipe = leash, pipe
             for sid in self._sessions:
                 self._tell(f"watch {sid}")
             for folder in self._folders:

@@ -190,7 +190,8 @@ class Process:
 
     def kill(self) -> None:
         """SIGKILL to its whole session, now; cuts a `stop` that waits short."""
-        signal_session(self.pid, signal.SIGKILL)
+        if self._stopping is None or not self._stopping.done():  # after it, the id may be somebody else's
+            signal_session(self.pid, signal.SIGKILL)
 
     async def _stop(self, grace_s: float) -> None:
         if self.alive:

@@ -40,8 +40,8 @@ from bridge.wire.handshake import Phase
 
 ENGINE_GRACE_S = 15.0
 """From SIGTERM to SIGKILL at a stop. vLLM 0.32 with nothing in flight takes under three seconds."""
-LAST_LINES_S = 0.3
-"""For the last log lines of an engine that just ended."""
+FRONT_END_WORD_S = 0.1
+"""A front end that ends for the engine's death may be heard first; the engine's own end explains more."""
 DEATH_NOTICE_S = 1.0
 """For the front end to end its streams when the engine is gone."""
 SERVING_LIMIT_S = 30.0
@@ -245,7 +245,6 @@ class Supervisor:
 
     async def _watch_engine(self, process: Process) -> None:
         await process.exited.wait()
-        await process.outputs_read(LAST_LINES_S)
         progress = self._progress
         if progress is not None and progress.phase is not StartPhase.UP:
             self._on_engine_death(
@@ -268,7 +267,7 @@ class Supervisor:
         self._on_engine_death(f"lost its process {pid} ({title})")
 
     def _on_front_end_end(self, reason: str) -> None:
-        self._end(End(Part.FRONT_END, reason))
+        asyncio.get_running_loop().call_later(FRONT_END_WORD_S, self._end, End(Part.FRONT_END, reason))
 
     def _on_phase(self, phase: Phase) -> None:
         if self._progress is not None:
