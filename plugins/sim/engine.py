@@ -29,6 +29,7 @@ from bridge.wire.vllm.layouts import for_version
 
 ADD, ABORT_TYPE, START_DP_WAVE, UTILITY, EXECUTOR_FAILED, WAKEUP = (bytes((number,)) for number in range(6))
 
+IDLE_S = 1.0
 LOAD_LINES = 5
 REPORT_AFTER_S = 5.0
 FLUSH_S = 0.02
@@ -221,6 +222,7 @@ class Engine:
             if now < self._hung_until:
                 self._waiter.wait(self._hung_until, inputs=False)
                 continue
+            self._keep_shutdown_timeout(now)
             self._gather()
             self._handle_events()
             if scheduler.has_work():
@@ -229,14 +231,11 @@ class Engine:
                 calls, self._idle_calls = self._idle_calls, []
                 for call in calls:
                     call()
-            elif self._drained():
-                self._say("ends: drained")
-                return
+            elif self._waiter.terminating:
+                raise Stopped("drained")
             else:
                 self._due = 0.0
-                self._waiter.wait(now + 1.0 if math.isinf(self._drain_until) else self._drain_until)
-            if self.now() >= self._drain_until:
-                raise Stopped("the shutdown timeout passed with requests in flight")
+                self._waiter.wait(now + IDLE_S)
 
     def _step(self) -> None:
         scheduler = self.scheduler
@@ -314,6 +313,8 @@ class Engine:
         else:
             payload = requests.decode_any(frames[1])
             if kind == ABORT_TYPE:
+                # Applied at the end of the step in progress, and again in its order among the events. As on vLLM, an
+                # id added again before that step's end can be hit by the abort of its predecessor.
                 self._eager_aborts.append(payload)
             self._events.append((kind, payload))
 
@@ -407,12 +408,11 @@ class Engine:
             case kind:
                 self._outbox.pending[kind] += int(value)
 
-    def _drained(self) -> bool:
-        if not self._waiter.terminating:
-            return False
-        if math.isinf(self._drain_until):
-            self._drain_until = self.now() + self.options.shutdown_timeout
-        return not self.scheduler.has_work()
+    def _keep_shutdown_timeout(self, now: float) -> None:
+        if self._waiter.terminating:
+            self._drain_until = min(self._drain_until, now + self.options.shutdown_timeout)
+            if now >= self._drain_until:
+                raise Stopped("the shutdown timeout passed with requests in flight")
 
     def _exit_after_death(self) -> int:
         try:

@@ -1,9 +1,10 @@
 """Reads requests as strictly, and fails as badly, as vLLM 0.32 does. What arrives, and what becomes of it:
 
-`InputDied`: the input thread ends, its sockets close, the process lives and finishes what runs. All that the typed
-decoder rejects: a wrong msgpack type, a sampling value out of range, no structured-output constraint or two, an unknown
-pooling task, a LoRA id < 1 or empty path, a pickle; an unknown type byte; a message without a payload; a utility call
-that is not four values. (A client_index without a socket ends the output thread instead: nothing is sent any more.)
+`InputDied`: the input thread ends, its sockets close (a ROUTER_MANDATORY send to it is EHOSTUNREACH from then on), the
+process lives and finishes what runs. All that the typed decoder rejects: a wrong msgpack type, a sampling value out of
+range, no structured-output constraint or two, an unknown pooling task, a LoRA id < 1 or empty path, a pickle; an unknown
+type byte; a message without a payload; a utility call that is not four values. (A client_index without a socket ends the
+output thread instead: nothing is sent any more.)
 
 `Refused`: one request ends with finish reason error, the engine is unharmed. Neither sampling nor pooling parameters,
 max_tokens nil, a structured output without `_backend`, no prompt ids.

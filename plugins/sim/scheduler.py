@@ -174,7 +174,7 @@ class Scheduler:
             "num_running_reqs": self.running,
             "num_waiting_reqs": len(self.waiting),
             "num_skipped_waiting_reqs": 0,
-            "num_kv_fetch_reqs_by_stage": {},
+            "num_kv_fetch_reqs_by_stage": {"waiting_to_start": 0, "in_progress": 0, "completed_waiting": 0},
             "step_counter": 0,
             "current_wave": 0,
             "kv_cache_usage": self.pool.usage,
