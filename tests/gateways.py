@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -16,17 +17,22 @@ def chat_text(question: str) -> str:
     return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def wait_until_ready(gateway: Running, base: str, timeout: float = 60.0) -> None:
-    """Until the gateway lists a model."""
+def wait_until_ready(gateway: Running, base: str, timeout: float = 60.0) -> str:
+    """Until the gateway answers a chat; the name of its model."""
     until = time.monotonic() + timeout
     while True:
         gateway.must_run("starting")
         try:
-            if get_json(f"{base}/v1/models")["data"]:
-                return
-        except OSError:
-            pass
-        assert time.monotonic() < until, f"no worker within {timeout} s:\n{gateway.output()[-4000:]}"
+            model: str = get_json(f"{base}/v1/models")["data"][0]["id"]
+            hello = [{"role": "user", "content": "Hi"}]
+            post_json(f"{base}/v1/chat/completions", {"model": model, "messages": hello, "max_tokens": 1})
+            return model
+        except urllib.error.HTTPError as error:
+            problem = str(error)
+            error.close()
+        except (OSError, IndexError) as error:
+            problem = str(error)
+        assert time.monotonic() < until, f"not ready within {timeout} s: {problem}\n{gateway.output()[-4000:]}"
         time.sleep(0.2)
 
 

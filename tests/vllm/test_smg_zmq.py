@@ -25,36 +25,37 @@ def smg_handshake_port(url: str) -> int:
 @pytest.fixture(scope="module")
 def gateway(
     smg_binary: Path, vllm_python: Path, smollm2: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[str, Running]]:
-    """(base URL, the launcher) of smg with an ipc worker, and the engine behind it."""
+) -> Iterator[tuple[str, str, Running]]:
+    """(base URL, model name, the launcher) of smg with an ipc worker, and the engine behind it."""
     folder = tmp_path_factory.mktemp("z")
     worker = f"ipc://{folder}/engine-0"
     port = unused_port()
-    smg = [smg_binary, "launch", "--worker-urls", worker, "--model-path", smollm2, "--host", "127.0.0.1"]
+    smg = [smg_binary, "launch", "--backend", "vllm", "--worker-urls", worker, "--model-path", smollm2]
     address = f"tcp://127.0.0.1:{smg_handshake_port(worker)}"
     engine = [vllm_python, "-m", "bridge.headless", "--engine", "vllm", "--zmq-handshake-address", address]
     flags = ["--dtype", "bfloat16", "--max-model-len", "512", "--max-num-seqs", "4", "--enforce-eager"]
     cache = ["--kv-cache-memory-bytes", "134217728"]
     with (
-        Running([*smg, "--port", port, "--prometheus-port", unused_port()], folder / "smg.log") as router,
+        Running(
+            [*smg, "--host", "127.0.0.1", "--port", port, "--prometheus-port", unused_port()], folder / "smg.log"
+        ) as router,
         Running([*engine, smollm2, *flags, *cache], folder / "engine.log") as launcher,
     ):
         base = f"http://127.0.0.1:{port}"
-        wait_until_ready(router, base, timeout=180)
-        yield base, launcher
+        yield base, wait_until_ready(router, base, timeout=180), launcher
 
 
-def test_chat_through_the_gateway_says_paris(gateway: tuple[str, Running]) -> None:
-    base, _ = gateway
-    body = {"model": "default", "messages": QUESTION, "temperature": 0, "max_tokens": 24}
+def test_chat_through_the_gateway_says_paris(gateway: tuple[str, str, Running]) -> None:
+    base, model, _ = gateway
+    body = {"model": model, "messages": QUESTION, "temperature": 0, "max_tokens": 24}
     whole = post_json(f"{base}/v1/chat/completions", body)["choices"][0]["message"]["content"]
     assert "Paris" in whole
     events = list(post_events(f"{base}/v1/chat/completions", body))
     assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"]) == whole
 
 
-def test_stopping_the_launcher_leaves_no_process(gateway: tuple[str, Running]) -> None:
-    _, launcher = gateway
+def test_stopping_the_launcher_leaves_no_process(gateway: tuple[str, str, Running]) -> None:
+    *_, launcher = gateway
     tree = launcher.tree()
     assert any("EngineCore" in " ".join(one.cmdline()) for one in tree), [one.cmdline() for one in tree]
     code = launcher.stop()
