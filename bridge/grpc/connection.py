@@ -56,6 +56,10 @@ INCREMENTAL = Priority(3, True)
 # after TURN_S of them: a read of 256 KiB may hold thousands of requests.
 SLICE_BYTES = 4096
 TURN_S = 0.001
+# A header block with all its CONTINUATION frames makes no event before its end.
+EVENTLESS_BYTES = 1 << 18
+# Requests come in frames as large as they can be; a client that sends many smaller ones wants to cost CPU.
+TINY_DATA_BYTES = 16
 # What a client that does not read may still send.
 PAUSED_INPUT_BYTES = 1 << 20
 # How long a connection waits for the answer to the PING between its two GOAWAYs.
@@ -97,7 +101,8 @@ class Connection(asyncio.Protocol):
         self.heard_at = now
         # The client's preface and SETTINGS are here.
         self.settled = False
-        # Since when input has not completed a frame.
+        # Since when, and for how many bytes, input has made no event: half a frame, or frames that HTTP/2 ignores.
+        self._eventless = 0
         self.partial_since: float | None = None
         self.intake = Intake(self)
         self._patience = Patience(self, now)
@@ -111,6 +116,7 @@ class Connection(asyncio.Protocol):
         self._unread = b""
         self._paused_input = 0
         self._last_call_at = now
+        self._last_stream = 0
         # Answered streams whose client still sends.
         self._early: set[int] = set()
         self._goaways = 0
@@ -224,12 +230,17 @@ class Connection(asyncio.Protocol):
         events = self._h2.events()
         if events:
             self.partial_since = None
+            self._eventless = 0
             self._handle(events)
             reason = self._floods.exceeded(self.heard_at)
             if reason is not None:
                 self.refuse(reason)
-        elif self.partial_since is None:
+            return
+        if self.partial_since is None:
             self.partial_since = self.heard_at
+        self._eventless += len(data)
+        if self._eventless > EVENTLESS_BYTES:
+            self.refuse("ignored_frames")
 
     def _fed(self) -> None:
         self.flush()
@@ -347,7 +358,8 @@ class Connection(asyncio.Protocol):
                 handler(self, event)
 
     def _on_request(self, event: RequestReceived) -> None:
-        stream_id, end = event.stream_id, event.end_stream
+        self._last_stream = stream_id = event.stream_id
+        end = event.end_stream
         try:
             call = self.intake.open_call(stream_id, event.headers, self.heard_at)
         except Refusal as refusal:
@@ -371,8 +383,8 @@ class Connection(asyncio.Protocol):
     def _on_data(self, event: DataReceived) -> None:
         data, end = event.data, event.end_stream
         call = self.calls.get(event.stream_id)
-        if not data and not end:
-            self._floods.empty_data.pending += 1
+        if len(data) < TINY_DATA_BYTES and not end:
+            self._floods.tiny_data.pending += 1
         if call is not None and not call.ended:
             self.intake.data(call, data, end)
         elif end:
@@ -422,6 +434,10 @@ class Connection(asyncio.Protocol):
             self._last_goaway()
 
     def _on_connection_closed(self, event: ConnectionClosed) -> None:
+        if event.error_code:
+            flood = event.error_code == ErrorCode.ENHANCE_YOUR_CALM
+            self.server.stats.refusals["http2_limit" if flood else "http2_error"] += 1
+            log.warning("%s: connection ended: HTTP/2 error %d", self.peer, event.error_code)
         self._hang_up()
 
     def call_ended(self, call: Call, reason: CancelReason | None) -> None:
@@ -464,11 +480,15 @@ class Connection(asyncio.Protocol):
         if self._closing:
             return
         flood = isinstance(error, DenialOfServiceError)
-        self.server.stats.refusals["http2_limit" if flood else "http2_error"] += 1
+        reason = "http2_limit" if flood else "http2_error"
+        self.server.stats.refusals[reason] += 1
         log.warning("%s: connection ended: %s", self.peer, error)
         if self._transport is not None and not self.paused:
             code = ErrorCode.ENHANCE_YOUR_CALM if flood else ErrorCode.PROTOCOL_ERROR
-            self._transport.write(struct.pack(">BHBBIII", 0, 8, 7, 0, 0, 0, code))
+            debug_data = reason.encode()
+            self._transport.write(
+                struct.pack(">BHBBIII", 0, 8 + len(debug_data), 7, 0, 0, self._last_stream, code) + debug_data
+            )
         self._hang_up()
 
     def _hang_up(self) -> None:

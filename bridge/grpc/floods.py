@@ -33,15 +33,15 @@ class Bucket:
 class Floods:
     """The buckets of one connection."""
 
-    __slots__ = ("_all", "empty_data", "pings", "resets", "settings", "window_updates")
+    __slots__ = ("_all", "pings", "resets", "settings", "tiny_data", "window_updates")
 
     def __init__(self, limits: Limits, now: float) -> None:
         self.resets = Bucket("reset_flood", limits.resets, now)
         self.pings = Bucket("ping_flood", limits.pings, now)
         self.settings = Bucket("settings_flood", limits.settings, now)
-        self.empty_data = Bucket("empty_data_flood", limits.empty_data, now)
+        self.tiny_data = Bucket("tiny_data_flood", limits.tiny_data, now)
         self.window_updates = Bucket("window_update_flood", limits.window_updates, now)
-        self._all = (self.resets, self.pings, self.settings, self.empty_data, self.window_updates)
+        self._all = (self.resets, self.pings, self.settings, self.tiny_data, self.window_updates)
 
     def exceeded(self, now: float) -> str | None:
         """The reason of a bucket that ran empty."""

@@ -46,7 +46,8 @@ class Limits:
     resets: Rate = Rate(4096, 500)
     pings: Rate = Rate(2000, 200)
     settings: Rate = Rate(100, 10)
-    empty_data: Rate = Rate(1000, 100)
+    # DATA frames of less than 16 bytes that do not end a request.
+    tiny_data: Rate = Rate(1000, 100)
     # Besides two for each DATA frame that we send.
     window_updates: Rate = Rate(20000, 2000)
 

@@ -20,6 +20,7 @@ from tests.grpc.raw import (
     HEADERS,
     PING,
     PREFACE,
+    PRIORITY,
     RST_STREAM,
     SETTINGS,
     RawClient,
@@ -136,16 +137,27 @@ async def test_a_continuation_flood_ends_its_connection(server: Running, connect
 FLOODS: dict[str, Callable[[RawClient], bytes]] = {
     "ping_flood": lambda client: frame(PING, 0, 0, bytes(8)) * 20,
     "settings_flood": lambda client: settings(window=1000) * 20,
-    "empty_data_flood": lambda client: frame(DATA, 0, 1, b"") * 20,
+    "tiny_data_flood": lambda client: frame(DATA, 0, 1, b"") * 20,
     "window_update_flood": lambda client: window_update(0, 1) * 20,
     "reset_flood": lambda client: b"".join(request + reset(s) for s, request in [client.request() for _ in range(20)]),
 }
 
 
+async def test_frames_that_http2_ignores_are_a_flood_too(server: Running, connect: Connector) -> None:
+    floods = (("", frame(PRIORITY, 0, 1, b"\0\0\0\3\10")), ("ignored_frames", frame(77, 0, 0, b"x" * 100)))
+    for said, junk in floods:
+        client = await connect(server)
+        await client.quiet()
+        await client.send(junk * (300_000 // len(junk)))
+        assert await goaway(client) == said
+    assert server.server.stats.refusals == {"http2_limit": 1, "ignored_frames": 1}
+    await still_serves(server, connect)
+
+
 @pytest.mark.parametrize("reason", FLOODS)
 async def test_a_flood_ends_its_connection_only(serve: Starter, connect: Connector, reason: str) -> None:
     rate = Rate(10, 1)
-    server = await serve(Limits(pings=rate, settings=rate, empty_data=rate, window_updates=rate, resets=rate))
+    server = await serve(Limits(pings=rate, settings=rate, tiny_data=rate, window_updates=rate, resets=rate))
     good = await connect(server)
     await good.call()
     (call,) = await server.calls(1)
