@@ -36,6 +36,7 @@ from ngh2.events import (
 
 from bridge.grpc.call import Call
 from bridge.grpc.floods import Floods
+from bridge.grpc.inlet import Inlet
 from bridge.grpc.intake import Intake, Refusal
 from bridge.grpc.limits import Limits
 from bridge.grpc.metadata import Metadata
@@ -52,16 +53,10 @@ DEFAULT_WINDOW = 65535
 # A DATA frame with a message is at least 14 bytes, and a client may answer it with a stream and a connection update.
 UPDATE_PER_BYTES = 7
 INCREMENTAL = Priority(3, True)
-# Input is fed in slices, so that one read cannot hold more events than this many bytes can, and the loop gets a turn
-# after TURN_S of them: a read of 256 KiB may hold thousands of requests.
-SLICE_BYTES = 4096
-TURN_S = 0.001
 # A header block with all its CONTINUATION frames makes no event before its end.
 EVENTLESS_BYTES = 1 << 18
 # Requests come in frames as large as they can be; a client that sends many smaller ones wants to cost CPU.
 TINY_DATA_BYTES = 16
-# What a client that does not read may still send.
-PAUSED_INPUT_BYTES = 1 << 20
 # How long a connection waits for the answer to the PING between its two GOAWAYs.
 GOAWAY_ROUND_TRIP_S = 1.0
 # How long a connection that we close may take to accept its last bytes.
@@ -113,20 +108,21 @@ class Connection(asyncio.Protocol):
         self._send_data = self._h2.send_data
         self._initial_window = DEFAULT_WINDOW
         self._window_spent = False
-        self._unread = b""
-        self._paused_input = 0
+        self._inlet: Inlet | None = None
         self._last_call_at = now
         self._last_stream = 0
         # Answered streams whose client still sends.
         self._early: set[int] = set()
         self._goaways = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._closing = False
+        # Nothing is read or written any more.
+        self.closing = False
 
     # The transport's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._inlet = Inlet(self, self._transport)
         self.server.connection_opened(self)
         self.peer = _peer_name(transport.get_extra_info("peername"))
         tls = transport.get_extra_info("ssl_object")
@@ -155,13 +151,15 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._closing = True
+        self.closing = True
         if self._timer is not None:
             self._timer.cancel()
         for call in list(self.calls.values()):
             call.cancel(CancelReason.CONNECTION)
         self.calls.clear()
-        self._unread = b""
+        if self._inlet is not None:
+            self._inlet.close()
+            self._inlet = None
         self.intake.close()
         self.server.connection_closed(self)
 
@@ -170,57 +168,27 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.paused = True
-        self._paused_input = 0
+        if self._inlet is not None:
+            self._inlet.writing_paused()
         self._block()
 
     def resume_writing(self) -> None:
         self.paused = False
-        if self._transport is not None:
-            self._resume_reading()
+        if self._inlet is not None:
+            self._inlet.resume()
             self.flush()
             self._unblock()
 
     def data_received(self, data: bytes) -> None:
-        if self._closing:
+        if self.closing:
             return
         self.heard_at = self._loop.time()
-        if self._unread:
-            self._unread += data
-        elif len(data) <= SLICE_BYTES:
-            self._feed(data)
-            self._fed()
-        else:
-            self._unread = data
-            self._feed_unread()
-        if self.paused and self._transport is not None:
-            self._paused_input += len(data)
-            if self._paused_input > PAUSED_INPUT_BYTES:
-                self._transport.pause_reading()
+        if self._inlet is not None:
+            self._inlet.received(data)
 
-    def _feed_unread(self) -> None:
-        """Feed what one read brought, in slices; give the loop a turn when that takes long."""
-        view, position, until = memoryview(self._unread), 0, self.server.monotonic() + TURN_S
-        while position < len(view) and not self._closing:
-            self._feed(view[position : position + SLICE_BYTES])
-            position += SLICE_BYTES
-            if self.server.monotonic() > until:
-                break
-        self._unread = b"" if self._closing else bytes(view[position:])
-        self._fed()
-        if self._transport is None:
-            return
-        if self._unread:
-            self._transport.pause_reading()
-            self._loop.call_soon(self._feed_unread)
-        else:
-            self._resume_reading()
-
-    def _resume_reading(self) -> None:
-        if self._transport is not None and not self._unread and not self.paused and not self._transport.is_closing():
-            self._transport.resume_reading()
-
-    def _feed(self, data: bytes | memoryview) -> None:
-        if self._closing:
+    def feed(self, data: bytes | memoryview) -> None:
+        """Handle received bytes; fed() follows once no more are at hand."""
+        if self.closing:
             return
         try:
             self._h2.receive_data(data)
@@ -242,7 +210,8 @@ class Connection(asyncio.Protocol):
         if self._eventless > EVENTLESS_BYTES:
             self.refuse("ignored_frames")
 
-    def _fed(self) -> None:
+    def fed(self) -> None:
+        """Write what the fed bytes asked for."""
         self.flush()
         if self._window_spent:
             self._unblock()
@@ -259,7 +228,7 @@ class Connection(asyncio.Protocol):
         """Write everything queued, in one write; nothing while the transport is paused."""
         self.dirty = False
         transport, h2 = self._transport, self._h2
-        if transport is None or self.paused or self._closing:
+        if transport is None or self.paused or self.closing:
             return
         try:
             output = h2.data_to_send()
@@ -274,7 +243,7 @@ class Connection(asyncio.Protocol):
             self._handle(events)
         if self._early:
             self._reset_early()
-        if h2.queued_body_size() and not self._window_spent and not self._closing and h2.remote_window_size <= 0:
+        if h2.queued_body_size() and not self._window_spent and not self.closing and h2.remote_window_size <= 0:
             self._window_spent = True
             self._block()
 
@@ -340,7 +309,7 @@ class Connection(asyncio.Protocol):
 
     def _unblock(self) -> None:
         """Let calls send again, unless the connection's window or the transport still holds them back."""
-        if self.paused or self._closing:
+        if self.paused or self.closing:
             return
         self._window_spent = self._h2.remote_window_size <= 0
         if self.blocked and not self._window_spent:
@@ -436,8 +405,8 @@ class Connection(asyncio.Protocol):
     def _on_connection_closed(self, event: ConnectionClosed) -> None:
         if event.error_code:
             flood = event.error_code == ErrorCode.ENHANCE_YOUR_CALM
-            self.server.stats.refusals["http2_limit" if flood else "http2_error"] += 1
-            log.warning("%s: connection ended: HTTP/2 error %d", self.peer, event.error_code)
+            reason = "http2_limit" if flood else "http2_error"
+            self.server.connection_refused(reason, self.peer, f"HTTP/2 error code {event.error_code}")
         self._hang_up()
 
     def call_ended(self, call: Call, reason: CancelReason | None) -> None:
@@ -456,10 +425,9 @@ class Connection(asyncio.Protocol):
 
     def refuse(self, reason: str) -> None:
         """End the connection with a GOAWAY that names ``reason``."""
-        if self._closing:
+        if self.closing:
             return
-        self.server.stats.refusals[reason] += 1
-        log.warning("%s: connection ended: %s", self.peer, reason)
+        self.server.connection_refused(reason, self.peer)
         if self._transport is not None:
             try:
                 self._h2.send_goaway(ErrorCode.ENHANCE_YOUR_CALM, debug_data=reason.encode())
@@ -470,19 +438,17 @@ class Connection(asyncio.Protocol):
 
     def drop(self, reason: str) -> None:
         """End the connection of a client that does not listen."""
-        self.server.stats.refusals[reason] += 1
-        log.warning("%s: connection dropped: %s", self.peer, reason)
-        self._closing = True
+        self.server.connection_refused(reason, self.peer)
+        self.closing = True
         self._abort()
 
     def _failed(self, error: Exception) -> None:
         """nghttp2 gave the connection up and cannot say so itself."""
-        if self._closing:
+        if self.closing:
             return
         flood = isinstance(error, DenialOfServiceError)
         reason = "http2_limit" if flood else "http2_error"
-        self.server.stats.refusals[reason] += 1
-        log.warning("%s: connection ended: %s", self.peer, error)
+        self.server.connection_refused(reason, self.peer, str(error))
         if self._transport is not None and not self.paused:
             code = ErrorCode.ENHANCE_YOUR_CALM if flood else ErrorCode.PROTOCOL_ERROR
             debug_data = reason.encode()
@@ -493,7 +459,7 @@ class Connection(asyncio.Protocol):
 
     def _hang_up(self) -> None:
         """End our side and wait up to LINGER_S for the client's: closing on unread input would reset away our GOAWAY."""
-        self._closing = True
+        self.closing = True
         transport = self._transport
         if transport is None:
             return
@@ -517,7 +483,7 @@ class Connection(asyncio.Protocol):
 
     def shut_down(self, reason: str | None = None) -> None:
         """First GOAWAY: open no more streams. The second follows one round trip later."""
-        if self._goaways or self._closing:
+        if self._goaways or self.closing:
             return
         if reason is not None:
             self.server.stats.refusals[reason] += 1
@@ -533,7 +499,7 @@ class Connection(asyncio.Protocol):
 
     def _last_goaway(self) -> None:
         """Second GOAWAY: the streams seen so far finish, then nghttp2 closes the connection."""
-        if self._goaways != 1 or self._closing:
+        if self._goaways != 1 or self.closing:
             return
         self._goaways = 2
         if self._timer is not None:
@@ -548,18 +514,19 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Write what is queued and close."""
         self.flush()
-        if not self._closing:
+        if not self.closing:
             self._hang_up()
 
     # What the server asks
 
     def idle_since(self, now: float) -> float:
         """When the last call ended; ``now`` while there is one."""
-        return now if self.calls else self._last_call_at
+        busy = any(not call.ended for call in self.calls.values())
+        return now if busy else self._last_call_at
 
     def check(self, now: float) -> None:
         """Enforce the time limits."""
-        if not self._closing:
+        if not self.closing:
             self._patience.check(now)
 
 

@@ -24,6 +24,8 @@ DRAIN_POLL_S = 0.02
 CLOSE_S = 2.0
 # A connection that has been without calls this long gives way to a new one at max_connections.
 GIVES_WAY_AFTER_S = 10.0
+# An attack must not fill the log.
+LOG_S = 10.0
 # Large compressed requests inflated at once, off the loop.
 INFLATING = 2
 
@@ -62,6 +64,7 @@ class Server:
         self._dirty: list[Connection] = []
         self._flush_scheduled = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._logged_at: dict[str, float] = {}
         self._checker: asyncio.TimerHandle | None = None
 
     async def serve(self, sock: socket.socket) -> None:
@@ -175,6 +178,15 @@ class Server:
             return False
         oldest.refuse("gave_way")
         return True
+
+    def connection_refused(self, reason: str, peer: str, detail: str = "") -> None:
+        """Count a connection that a limit or an error ends; log the first of its kind in each LOG_S."""
+        self.stats.refusals[reason] += 1
+        now = self.monotonic()
+        if now - self._logged_at.get(reason, -LOG_S) >= LOG_S:
+            self._logged_at[reason] = now
+            count = self.stats.refusals[reason]
+            log.warning("%s: connection ended: %s (%d so far)", peer, detail or reason, count)
 
     def connection_opened(self, connection: Connection) -> None:
         """Called by a connection whose transport is made."""

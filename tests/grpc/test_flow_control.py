@@ -232,7 +232,7 @@ async def test_requests_of_a_paused_client_are_bounded(serve: Starter, connect: 
 
     flooding = asyncio.ensure_future(flood())
     await asyncio.sleep(1.0)
-    assert connection._paused_input < 3 << 20
+    assert connection._inlet._paused_input < 3 << 20
     assert not flooding.done()
     flooding.cancel()
 

@@ -259,7 +259,7 @@ async def test_half_a_frame_is_not_waited_for_for_ever(server: Running, connect:
     await until(lambda: connection.partial_since is not None)
     now = server.server.loop.time()
     connection.check(now + 29)
-    assert not connection._closing
+    assert not connection.closing
     connection.check(now + 31)
     assert await goaway(client) == "slow_frame"
 
@@ -322,7 +322,7 @@ async def test_a_reader_that_makes_no_progress_is_dropped(server: Running, conne
     connection.check(now)
     connection.heard_at = now + 59
     connection.check(now + 59)
-    assert not connection._closing
+    assert not connection.closing
     connection.check(now + 61)
     await until(lambda: server.server.stats.connections == 0)
     assert server.server.stats.refusals["slow_reader"] == 1
