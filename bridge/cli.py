@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bridge import __version__
-from bridge.flags import ATTACH, SERVE, Flag, Values, describe, resolve
+from bridge.flags import ATTACH, FRONT_END, SERVE, Flag, Values, describe, resolve
 from bridge.supervisor.engines import NAMES
 from bridge.supervisor.errors import EXIT_REQUESTED, SupervisorError, UsageError
 
@@ -96,10 +96,12 @@ def serve(arguments: list[str]) -> int:
     import uvloop
 
     from bridge.contracts.names import contracts_for
+    from bridge.exposure import tls_of
     from bridge.supervisor.logs import configure
     from bridge.supervisor.tree import ServeConfig, Supervisor
 
     configure(values["log_level"], values["log_format"])
+    tls_of(values.values)  # what is wrong with the files is told before anything starts
     config = ServeConfig(
         engine=engine,
         arguments=values.rest,
@@ -114,7 +116,7 @@ def serve(arguments: list[str]) -> int:
         startup_timeout_s=values["startup_timeout_secs"],
         startup_ceiling_s=values["startup_ceiling_secs"],
         drain_s=values["drain_secs"],
-        options={key: values[key] for key in ("max_in_flight", "max_message_mib", "log_level", "log_format")},
+        options={key: values[key] for key in FRONT_END},
     )
     return uvloop.run(Supervisor(config).run())
 

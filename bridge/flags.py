@@ -20,6 +20,13 @@ def seconds(text: str) -> float:
     return value
 
 
+def some_seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError("must be more than 0 seconds")
+    return value
+
+
 def positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -95,7 +102,26 @@ CONTRACT = (
         repeatable=True,
     ),
     Flag("max-in-flight", 16384, "requests in flight before new ones are refused", positive, "N"),
+)
+TLS = (
+    Flag("tls-cert", "", "serve TLS with this certificate chain (PEM)", metavar="FILE"),
+    Flag("tls-key", "", "private key of --tls-cert (PEM; default: in the same file)", metavar="FILE"),
+    Flag("tls-client-ca", "", "serve only clients with a certificate of this authority (PEM)", metavar="FILE"),
+)
+LIMITS = (
     Flag("max-message-mib", 64, "largest gRPC message accepted", positive, "MIB"),
+    Flag(
+        "max-buffered-mib", 512, "requests still arriving, all together; one connection may hold half", positive, "MIB"
+    ),
+    Flag("max-connections", 1024, "client connections; at the limit an idle one gives way", positive, "N"),
+    Flag("max-streams-per-connection", 4096, "calls a connection may have open", positive, "N"),
+    Flag("max-header-kib", 16, "largest metadata of a call", positive, "KIB"),
+    Flag("max-resets-per-sec", 500, "calls a client may cancel on and on; all open ones at once too", positive, "N"),
+    Flag("request-secs", 120.0, "longest a request may take to arrive", some_seconds, "S"),
+    Flag("slow-reader-secs", 60.0, "longest a client may read nothing of what waits for it", some_seconds, "S"),
+    Flag("keepalive-secs", 60.0, "silence of a client before it is pinged", some_seconds, "S"),
+    Flag("keepalive-timeout-secs", 20.0, "silence after the ping before it is dropped", some_seconds, "S"),
+    Flag("idle-connection-secs", 0.0, "a connection without calls is closed after this; 0 keeps it", seconds, "S"),
 )
 STATE = (
     Flag("state-dir", "", "private folder for sockets and state (default: a new one a run)", metavar="FOLDER"),
@@ -109,7 +135,9 @@ LOGGING = (
 )
 SERVE = (
     *LISTEN,
+    *TLS,
     *CONTRACT,
+    *LIMITS,
     *STATE,
     Flag("engine-python", "", "Python interpreter the engine is installed in (default: this one)", metavar="PATH"),
     Flag(
@@ -135,12 +163,16 @@ SERVE = (
 )
 ATTACH = (
     *LISTEN,
+    *TLS,
     *CONTRACT,
+    *LIMITS,
     *STATE,
     Flag("listen-handshake", "tcp://127.0.0.1:29550", "address the engine dials", metavar="TCP_ADDRESS"),
     Flag("data-parallel-size", 1, "ranks that will dial", positive, "N"),
     *LOGGING,
 )
+FRONT_END = ("max_in_flight", *(flag.key for flag in (*TLS, *LIMITS, *LOGGING)))
+"""Keys of the flags that a front end under a supervisor is told."""
 
 
 def resolve(flags: Sequence[Flag], arguments: Sequence[str], environment: Mapping[str, str], engine: str) -> Values:

@@ -23,7 +23,7 @@ from bridge.contracts.context import Context
 from bridge.contracts.health import NOT_SERVING, SERVING, HealthService
 from bridge.contracts.reflection import ALPHA, V1, ReflectionService
 from bridge.engine import Engine, State
-from bridge.grpc.limits import Limits
+from bridge.exposure import limits_of, tls_of
 from bridge.grpc.server import Server
 from bridge.supervisor.channel import ControlChannel, front_end_end
 from bridge.supervisor.control import (
@@ -39,6 +39,7 @@ from bridge.supervisor.control import (
     Started,
     ToFrontEnd,
 )
+from bridge.supervisor.errors import UsageError
 from bridge.supervisor.logs import configure
 from bridge.wire.codec import LayoutError, Load
 from bridge.wire.companion import Facts
@@ -60,7 +61,10 @@ class FrontEnd:
         options: Mapping[str, Any],
         on_death: Callable[[str], None],
     ) -> None:
-        """`options` are front-end flags by key; `on_death(reason)` is called when the slot learns of the engine's end."""
+        """`options` are front-end flags by key; `on_death(reason)` is called when the slot learns of the engine's end.
+
+        Raises `UsageError` for TLS files that do not work.
+        """
         self._on_death = on_death
         self.engine = Engine(
             engine,
@@ -75,10 +79,9 @@ class FrontEnd:
         services = [service(name, self.context) for name in contracts]
         self._names = ["", *(one.name for one in services)]
         self._set_health(serving=False)
-        limits = Limits(max_message_bytes=int(options.get("max_message_mib", 64)) << 20)
         listed = [one.name for one in (*services, self.health)]
         reflection = [ReflectionService(package, listed) for package in (V1, ALPHA)]
-        self.server = Server([*services, self.health, *reflection], limits=limits)
+        self.server = Server([*services, self.health, *reflection], limits_of(options), tls_of(options))
 
     def _flush(self) -> None:
         self.server.flush()
@@ -140,14 +143,19 @@ async def _serve(control_fd: int) -> int:
         channel.send(Fatal(reason=str(error)))
         channel.close()
         return 1
-    front_end = FrontEnd(
-        start.engine,
-        slot,
-        incarnation=start.incarnation,
-        contracts=start.contracts,
-        options=start.options,
-        on_death=lambda reason: channel.send(Fatal(reason=f"the engine is gone: {reason}")),
-    )
+    try:
+        front_end = FrontEnd(
+            start.engine,
+            slot,
+            incarnation=start.incarnation,
+            contracts=start.contracts,
+            options=start.options,
+            on_death=lambda reason: channel.send(Fatal(reason=f"the engine is gone: {reason}")),
+        )
+    except UsageError as error:
+        channel.send(Fatal(reason=str(error)))
+        channel.close()
+        return 1
     for listener in start.listeners:
         await front_end.server.serve(socket.socket(fileno=listener.fd))
     channel.send(Started(pid=os.getpid()))

@@ -135,8 +135,9 @@ class Supervisor:
         config = self._config
         listener = bind_unix(config.uds) if config.uds is not None else bind_tcp(config.host, config.port)
         owned.callback(listener.close)
-        reach = "from this machine only" if listener.loopback else "from other machines too, and without TLS"
-        _log.info("gRPC listens on %s, reachable %s", listener.address, reach)
+        reach = "from this machine only" if listener.loopback else "from other machines too"
+        tls = "with TLS" if config.options.get("tls_cert") else "without TLS"
+        _log.info("gRPC listens on %s, reachable %s, %s", listener.address, reach, tls)
         return listener
 
     async def _spawn_front_end(
