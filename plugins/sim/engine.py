@@ -223,7 +223,6 @@ class Engine:
                 self._waiter.wait(self._hung_until, inputs=False)
                 continue
             self._keep_shutdown_timeout(now)
-            self._gather()
             self._handle_events()
             if scheduler.has_work():
                 self._step()
@@ -235,7 +234,8 @@ class Engine:
                 raise Stopped("drained")
             else:
                 self._due = 0.0
-                self._waiter.wait(now + IDLE_S)
+                if self._waiter.wait(now + IDLE_S):
+                    self._gather()
 
     def _step(self) -> None:
         scheduler = self.scheduler
@@ -245,8 +245,8 @@ class Engine:
         begun = self._due if now - self._due < duration else now
         self._due = begun + duration
         while True:
-            self._waiter.wait(self._due)
-            self._gather()
+            if self._waiter.wait(self._due):
+                self._gather()
             if self.now() >= self._due:
                 break
         for payload in self._eager_aborts:

@@ -13,6 +13,7 @@ import zmq
 
 PARENT_CHECK_S = 0.2
 LONGEST_WAIT_S = 1.0
+POLL_GRAIN_S = 0.0015
 
 
 class Stopped(Exception):
@@ -58,10 +59,10 @@ class Waiter:
         for poller in (self._inputs, self._others):
             poller.register(watched, zmq.POLLIN)
 
-    def wait(self, deadline: float, *, inputs: bool = True) -> None:
+    def wait(self, deadline: float, *, inputs: bool = True) -> bool:
         """Until `deadline` (monotonic seconds, may be past: then just look), or earlier when something happened.
 
-        With `inputs` false, watched sockets do not end it.
+        True when a watched socket may be readable; with `inputs` false those do not end the wait.
         """
         now = time.monotonic()
         if self._parent is not None and now - self._parent_checked >= PARENT_CHECK_S:
@@ -69,17 +70,19 @@ class Waiter:
             if os.getppid() != self._parent:
                 raise Stopped("the parent process is gone")
         longest = PARENT_CHECK_S if self._parent is not None else LONGEST_WAIT_S
-        remaining = max(0.0, min(deadline - now, longest))
-        milliseconds = int(remaining * 1000)
+        milliseconds = int(max(0.0, min(deadline - now, longest)) * 1000)
         events = (self._inputs if inputs else self._others).poll(milliseconds)
-        if not events and milliseconds == 0 and remaining > 0:
-            time.sleep(remaining)
         if events:
             self._drain_wakeups()
             for callback in self._callbacks:
                 callback()
+        else:
+            rest = deadline - time.monotonic()  # poll counts whole milliseconds
+            if 0 < rest < POLL_GRAIN_S:
+                time.sleep(rest)
         if self.terminating and not self._drain:
             raise Stopped("a stop signal")
+        return bool(events) and inputs
 
     def sleep(self, seconds: float) -> None:
         """Wait that long whatever arrives."""
