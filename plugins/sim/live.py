@@ -35,7 +35,14 @@ class Phase(Enum):
 
 
 class Live:
-    """A request from its ADD to its end."""
+    """A request from its ADD to its end.
+
+    Output made ahead: `bodies`, of which `index` are sent; at `stop_at` the scheduler takes the slow path. `produced`
+    counts the tokens in all bodies made so far, `finish` and `stop_reason` belong to the last of them. `todo` prompt (or,
+    after preemption, prompt and output) tokens wait to be computed. KV blocks held: those in `named` (content-addressed)
+    and `nameless` others; `chain` are the digests of all full blocks, `pending` the tokens after them. `sequence` orders
+    admissions. `fatal` is why scheduling it kills the engine. `started`: its first output is out.
+    """
 
     __slots__ = (
         "bodies",

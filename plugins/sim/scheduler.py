@@ -306,9 +306,10 @@ class Scheduler:
                 self._name(request, digest)
         total = request.prompt_tokens + request.produced
         per_step = self.tokens_per_step
-        room = size - total % size
-        count = min(max(1, room // per_step) * per_step, request.limit - request.produced)
-        needed = -(-(total + count) // size) - len(request.named) - request.nameless
+        count = max(1, (size - total % size) // per_step) * per_step
+        count = min(count, request.limit - request.produced)
+        room = min(total + count, self.limits.max_model_len)
+        needed = -(-room // size) - len(request.named) - request.nameless
         while needed > 0 and not self.pool.take((), needed):
             victim = max(self._in_batch(), key=lambda other: other.sequence)
             self._preempt(victim, now)

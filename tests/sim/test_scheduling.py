@@ -108,6 +108,13 @@ def test_a_full_cache_preempts_the_youngest_and_no_token_is_lost(start: Start) -
     assert 3 in kinds and kinds[:2] == [1, 2]
 
 
+def test_a_request_may_fill_the_whole_cache(start: Start) -> None:
+    front = start("--num-gpu-blocks", "5", "--max-model-len", "64")
+    for number, length in enumerate((10, 63, 64)):
+        answer = front.generate([100] * length, {"max_tokens": 1000}, f"r{number}")
+        assert len(answer.tokens) == max(1, 64 - length)
+
+
 def test_an_abort_ends_a_request_without_a_terminal(start: Start) -> None:
     front = start("--step-ms", "10", "--max-num-seqs", "1")
     front.add("runs", [5], {"max_tokens": 1000})
