@@ -11,6 +11,7 @@ import logging
 import signal
 from pathlib import Path
 
+import msgspec
 import uvloop
 import zmq
 
@@ -46,6 +47,11 @@ class _Attached:
         self._values = values
         self._state = state
         self._ended: asyncio.Future[tuple[int, str]] | None = None
+        name = values["served_model_name"] or model
+        try:
+            self._facts = facts_from_folder(model, engine=engine, engine_version="", served_model_name=name)
+        except ModelFolderError as error:
+            raise UsageError(str(error)) from None
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -78,18 +84,19 @@ class _Attached:
         loop.add_reader(server.fd, self._on_handshake)
         loop.add_reader(slot.input_fd, self._on_ready_map)
         self._disconnections = slot.disconnections()
-        loop.add_reader(self._disconnections, self._on_disconnect)
+        loop.add_reader(self._disconnections.getsockopt(zmq.FD), self._on_disconnect)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end, EXIT_REQUESTED, "a signal asked for the stop")
         await front_end.server.serve(listener.socket)
         log.info("serving gRPC on %s; waiting for the engine on %s", listener.address, server.address)
         self._on_handshake()
+        self._on_disconnect()
         code, reason = await ended
         log.info("stopping: %s", reason)
         await front_end.drain(values["drain_secs"] if code == EXIT_REQUESTED else 0.0)
         loop.remove_reader(server.fd)
         loop.remove_reader(slot.input_fd)
-        loop.remove_reader(self._disconnections)
+        loop.remove_reader(self._disconnections.getsockopt(zmq.FD))
         server.close()
         await front_end.close()
         if code != EXIT_REQUESTED:
@@ -143,14 +150,8 @@ class _Attached:
         ranks = [(state.identity, state.ready or {}) for state in self._handshake.ranks.values()]
         version = str(ranks[0][1].get("vllm_version") or "")
         try:
-            facts = facts_from_folder(
-                Path(self._model),
-                engine=self._engine,
-                engine_version=version,
-                served_model_name=self._values["served_model_name"] or self._model,
-            )
-            front_end.engine_up(ranks, facts)
-        except (ModelFolderError, LayoutError) as error:
+            front_end.engine_up(ranks, msgspec.structs.replace(self._facts, engine_version=version))
+        except LayoutError as error:
             self._end(EXIT_UNREQUESTED, str(error))
             return
         log.info("the engine is up: %s %s", self._engine, version)
