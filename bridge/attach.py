@@ -84,7 +84,7 @@ class _Attached:
         loop.add_reader(server.fd, self._on_handshake)
         loop.add_reader(slot.input_fd, self._on_ready_map)
         self._disconnections = slot.disconnections()
-        loop.add_reader(self._disconnections.getsockopt(zmq.FD), self._on_disconnect)
+        loop.add_reader(int(self._disconnections.getsockopt(zmq.FD)), self._on_disconnect)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end, EXIT_REQUESTED, "a signal asked for the stop")
         await front_end.server.serve(listener.socket)
@@ -96,7 +96,7 @@ class _Attached:
         await front_end.drain(values["drain_secs"] if code == EXIT_REQUESTED else 0.0)
         loop.remove_reader(server.fd)
         loop.remove_reader(slot.input_fd)
-        loop.remove_reader(self._disconnections.getsockopt(zmq.FD))
+        loop.remove_reader(int(self._disconnections.getsockopt(zmq.FD)))
         server.close()
         await front_end.close()
         if code != EXIT_REQUESTED:

@@ -25,6 +25,19 @@ class Finish(enum.Enum):
     ERROR = "error"
 
 
+class Constraint(msgspec.Struct, kw_only=True, gc=False):
+    """What the output must match, already validated for the engine.
+
+    `kind` is json_schema, json_object, regex, grammar, choice or structural_tag; `value` is the schema, pattern or
+    grammar text, the list of choices, or True for json_object. `backend` is the engine's own name for what enforces it.
+    """
+
+    kind: str
+    value: Any
+    backend: str
+    backend_was_auto: bool = False
+
+
 class Sampling(msgspec.Struct, kw_only=True, gc=False):
     """Sampling values with every default already decided; the codec copies them and adds nothing.
 
@@ -47,6 +60,14 @@ class Sampling(msgspec.Struct, kw_only=True, gc=False):
     """What the request asked for; never EOS ids."""
     eos_token_ids: list[int] = []
     """The model's EOS ids, the primary one first."""
+    logprobs: int | None = None
+    """Most likely tokens reported beside each output token; -1 is the whole vocabulary, None reports nothing."""
+    prompt_logprobs: int | None = None
+    """The same for each prompt token."""
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words_token_ids: list[list[int]] | None = None
+    constraint: Constraint | None = None
 
 
 class GenerateCall(msgspec.Struct, kw_only=True, gc=False):
@@ -58,6 +79,11 @@ class GenerateCall(msgspec.Struct, kw_only=True, gc=False):
     arrival_time: float
     priority: int = 0
     trace_headers: dict[str, str] | None = None
+    cache_salt: str | None = None
+    constrain_from_first_token: bool = False
+    """The constraint starts at the first token, whatever reasoning parser the engine runs."""
+    transfer_params: dict[str, Any] | None = None
+    """KV transfer parameters for the engine's connector, as its own kind of object."""
 
 
 class Delta(Protocol):

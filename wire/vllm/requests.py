@@ -62,7 +62,9 @@ class RequestEncoder:
         request = self._request(
             request_id=call.wire_id,
             prompt_token_ids=call.prompt_token_ids,
-            sampling_params=sampling_params(call.sampling),
+            sampling_params=sampling_params(call.sampling, call.transfer_params),
+            cache_salt=call.cache_salt,
+            reasoning_ended=True if call.constrain_from_first_token else None,
             arrival_time=call.arrival_time,
             client_index=self._client_index,
             priority=call.priority,

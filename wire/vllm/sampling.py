@@ -6,9 +6,11 @@ every value against `rules.py` before it comes here. What vLLM's own front end f
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from bridge.wire.codec import Sampling
+from bridge.wire.codec import Constraint, Sampling
 
 DELTA = 1
 """RequestOutputKind: each output carries only what is new."""
@@ -40,10 +42,40 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False)
     stop_token_ids: list[int] = []
     eos_token_id: int | None = msgspec.field(default=None, name="_eos_token_id")
     all_stop_token_ids: list[int] = msgspec.field(default_factory=list, name="_all_stop_token_ids")
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_reading_prefix_cache: bool | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words_token_ids: list[list[int]] | None = msgspec.field(default=None, name="_bad_words_token_ids")
+    structured_outputs: dict[str, Any] | None = None
+    extra_args: dict[str, Any] | None = None
 
 
-def sampling_params(sampling: Sampling) -> SamplingParams:
-    """The engine's view of `sampling`.
+_CONSTRAINTS = {
+    "json_schema": "json",
+    "json_object": "json_object",
+    "regex": "regex",
+    "grammar": "grammar",
+    "choice": "choice",
+    "structural_tag": "structural_tag",
+}
+"""Our word for a constraint → its key in StructuredOutputsParams."""
+
+
+def structured_outputs(constraint: Constraint) -> dict[str, Any]:
+    """StructuredOutputsParams as a map; what is left out takes the dataclass's default. Exactly one constraint is set."""
+    return {
+        _CONSTRAINTS[constraint.kind]: constraint.value,
+        "_backend": constraint.backend,
+        "_backend_was_auto": constraint.backend_was_auto,
+    }
+
+
+def sampling_params(sampling: Sampling, transfer_params: dict[str, Any] | None = None) -> SamplingParams:
+    """The engine's view of `sampling`, with the KV connector's parameters beside it.
+
+    A request for prompt logprobs must not read the prefix cache: cached tokens have none.
 
     EOS as vLLM 0.27 to 0.33 does it: the primary id stops through `_eos_token_id`, the model's other EOS ids through
     `stop_token_ids`, neither with `ignore_eos`; all of them, and the request's own stop ids, are held back until
@@ -74,4 +106,12 @@ def sampling_params(sampling: Sampling) -> SamplingParams:
         stop_token_ids=stop,
         eos_token_id=eos[0] if eos and not sampling.ignore_eos else None,
         all_stop_token_ids=held_back,
+        logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
+        skip_reading_prefix_cache=True if sampling.prompt_logprobs is not None else None,
+        logit_bias=sampling.logit_bias,
+        allowed_token_ids=sampling.allowed_token_ids,
+        bad_words_token_ids=sampling.bad_words_token_ids,
+        structured_outputs=None if sampling.constraint is None else structured_outputs(sampling.constraint),
+        extra_args=None if transfer_params is None else {"kv_transfer_params": transfer_params},
     )
