@@ -12,6 +12,7 @@ from typing import Any
 
 from bridge.grpc.connection import Connection, http2_configuration
 from bridge.grpc.deadlines import Deadlines
+from bridge.grpc.inlet import Turns
 from bridge.grpc.limits import Limits
 from bridge.grpc.service import Method, Service
 from bridge.grpc.stats import ServerStats
@@ -48,6 +49,7 @@ class Server:
         self.monotonic = monotonic
         self.stats = ServerStats()
         self.deadlines = Deadlines(self.loop)
+        self.turns = Turns(self)
         self.http2_configuration = http2_configuration(self.limits)
         self.inflating = asyncio.Semaphore(INFLATING)
         self.draining = False
