@@ -36,6 +36,10 @@ def limits_of(options: Mapping[str, Any]) -> Limits:
         given["max_calls"] = options["max_in_flight"] + CALLS_BESIDE_REQUESTS
     if "max_buffered_mib" in options:
         given["max_buffered_bytes_per_connection"] = given["max_buffered_bytes"] // 2
+    if "request_secs" in options:
+        # No part of a request may take longer than all of it.
+        given["preface_s"] = min(Limits().preface_s, options["request_secs"])
+        given["frame_s"] = min(Limits().frame_s, options["request_secs"])
     if "max_resets_per_sec" in options:
         streams = options.get("max_streams_per_connection", Limits().max_streams_per_connection)
         given["resets"] = Rate(streams, options["max_resets_per_sec"])

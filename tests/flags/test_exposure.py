@@ -36,6 +36,7 @@ def test_values_reach_the_limits_in_their_units() -> None:
     arguments += " --max-streams-per-connection 50 --max-in-flight 20"
     limits = limits_of(resolve(SERVE, arguments.split(), {"BRIDGE_MAX_CONNECTIONS": "5"}, "sim").values)
     assert (limits.max_message_bytes, limits.max_header_list_bytes, limits.request_s) == (3 * MIB, 8192, 1.5)
+    assert (limits.preface_s, limits.frame_s) == (1.5, 1.5)
     assert (limits.max_buffered_bytes, limits.max_buffered_bytes_per_connection) == (10 * MIB, 5 * MIB)
     assert (limits.resets, limits.max_connections, limits.max_calls) == (Rate(50, 7), 5, 1044)
 
