@@ -91,7 +91,7 @@ class Engine:
         while (addresses := dial.receive_init()) is None:
             dial.socket.poll(LONGEST_WAIT_MS)
         self._outbox = Outbox(context, addresses.outputs)
-        self._inbox = Inbox(context, addresses.inputs, dial.identity, encode(_ready_map(index)))
+        self._inbox = Inbox(context, addresses.inputs, dial.identity, encode(ready_map(index)))
         dial.say("READY")
         dial.close()
         self._poller = zmq.Poller()
@@ -213,7 +213,8 @@ def _stats(running: int) -> dict[str, Any]:
     return {name: values.get(name) for name in keys_at(STATS_KEYS, RELEASE)}
 
 
-def _ready_map(index: int) -> dict[str, Any]:
+def ready_map(index: int) -> dict[str, Any]:
+    """What this engine settled on, as vLLM 0.32 says it."""
     values: dict[str, Any] = {
         "max_model_len": CONTEXT,
         "num_gpu_blocks": 1 << 20,
