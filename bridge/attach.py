@@ -21,7 +21,7 @@ from bridge.frontend import FrontEnd
 from bridge.supervisor.errors import EXIT_REQUESTED, EXIT_UNREQUESTED, SupervisorError, UsageError
 from bridge.supervisor.listeners import bind_tcp, bind_unix
 from bridge.supervisor.state import StateFolder
-from bridge.wire.codec import LayoutError
+from bridge.wire.errors import LayoutError
 from bridge.wire.handshake import Handshake, HandshakeError, HandshakeServer
 from bridge.wire.link import LinkError, Slot
 from bridge.wire.model_folder import ModelFolderError, facts_from_folder

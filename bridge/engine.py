@@ -16,9 +16,10 @@ from typing import Any
 from bridge.grpc.status import Code
 from bridge.refusal import Refusal, invalid
 from bridge.requests import Request, RequestTable
-from bridge.wire.codec import Codec, GenerateCall, Load, Reply, WireError
+from bridge.wire.codec import Codec, GenerateCall, Load, Reply
 from bridge.wire.companion import Facts
 from bridge.wire.engines import codec_for
+from bridge.wire.errors import WireError
 from bridge.wire.link import LinkError, Slot
 
 log = logging.getLogger(__name__)

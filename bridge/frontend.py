@@ -41,8 +41,9 @@ from bridge.supervisor.control import (
 )
 from bridge.supervisor.errors import UsageError
 from bridge.supervisor.logs import configure
-from bridge.wire.codec import LayoutError, Load
+from bridge.wire.codec import Load
 from bridge.wire.companion import Facts
+from bridge.wire.errors import LayoutError
 from bridge.wire.link import LinkError, Slot
 
 log = logging.getLogger(__name__)

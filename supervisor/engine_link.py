@@ -12,7 +12,8 @@ from bridge.supervisor.control import Rank, RankLoad
 from bridge.supervisor.engines import Launch
 from bridge.supervisor.errors import UsageError
 from bridge.supervisor.state import StateFolder
-from bridge.wire.codec import Codec, Load, WireError
+from bridge.wire.codec import Codec, Load
+from bridge.wire.errors import WireError
 from bridge.wire.handshake import Handshake, HandshakeError, HandshakeServer, Phase
 from bridge.wire.link import LinkError, Slot
 

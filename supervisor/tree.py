@@ -33,9 +33,9 @@ from bridge.supervisor.process import Process
 from bridge.supervisor.ready import Progress, StartPhase
 from bridge.supervisor.state import StateFolder
 from bridge.supervisor.vitals import Vitals
-from bridge.wire.codec import LayoutError
 from bridge.wire.companion import Facts
 from bridge.wire.engines import codec_for
+from bridge.wire.errors import LayoutError
 from bridge.wire.handshake import Phase
 
 ENGINE_GRACE_S = 15.0

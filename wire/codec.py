@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from bridge.wire.tensors import Tensor
+
 Frames = list[bytes]
 """One ZMQ message without the peer identity: type and payload frames, as the engine reads them."""
 
@@ -86,6 +88,26 @@ class GenerateCall(msgspec.Struct, kw_only=True, gc=False):
     """KV transfer parameters for the engine's connector, as its own kind of object."""
 
 
+class EmbedCall(msgspec.Struct, kw_only=True, gc=False):
+    """One embedding as an engine receives it: one vector for the whole prompt."""
+
+    wire_id: str
+    prompt_token_ids: list[int]
+    arrival_time: float
+
+
+class Logprobs(msgspec.Struct, frozen=True, gc=False):
+    """Log-probabilities of consecutive tokens, columnar: one row a token.
+
+    `token_ids` and `values` are [rows, 1 + k]: column 0 is the token itself, columns 1 to k the k most likely, in
+    which it may come again. `ranks` is [rows], 1 for the most likely.
+    """
+
+    token_ids: Tensor
+    values: Tensor
+    ranks: Tensor
+
+
 class Delta(Protocol):
     """What one step adds to one request. `finish_reason` is the engine's own code, None while it runs."""
 
@@ -131,6 +153,8 @@ class Codec(Protocol):
 
     def add(self, call: GenerateCall) -> Frames: ...
 
+    def add_embed(self, call: EmbedCall) -> Frames: ...
+
     def abort(self, wire_ids: Sequence[str]) -> Frames: ...
 
     def utility(self, call_id: int, method: str, args: Sequence[Any]) -> Frames: ...
@@ -155,10 +179,22 @@ class Codec(Protocol):
         """Prompt tokens served from the prefix cache, when this delta carries the figure."""
         ...
 
+    def logprobs(self, step: Any, delta: Any) -> Logprobs | None:
+        """One row for each of the delta's tokens, when the request asked; raises `WireError`."""
+        ...
 
-class WireError(Exception):
-    """A message that does not fit the engine's layout."""
+    def prompt_logprobs(self, step: Any, delta: Any) -> Logprobs | None:
+        """One row for each prompt token but the first, once, when the request asked; raises `WireError`."""
+        ...
 
+    def pooled(self, step: Any, delta: Any) -> Tensor | None:
+        """The result of an embedding; raises `WireError`."""
+        ...
 
-class LayoutError(Exception):
-    """The installed engine's layout lacks a field the bridge must send or read; the text names it."""
+    def transfer_params(self, delta: Any) -> dict[str, Any] | None:
+        """What the engine's KV connector hands over for the other leg of a disaggregated request."""
+        ...
+
+    def spec_counts(self, delta: Any) -> tuple[int, int]:
+        """(accepted, drafted) speculative tokens of the whole request, on its terminal delta; zeros when not told."""
+        ...

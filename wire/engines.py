@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, cast
 
-from bridge.wire.codec import Codec, LayoutError
+from bridge.wire.codec import Codec
+from bridge.wire.errors import LayoutError
 
 WIRES: Mapping[str, str] = {"vllm": "bridge.wire.vllm", "sim": "bridge.wire.vllm"}
 """Engine name → the package with its wire. The simulated engine speaks vLLM's."""

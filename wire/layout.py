@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from bridge.wire.codec import LayoutError
+from bridge.wire.errors import LayoutError
 
 log = logging.getLogger(__name__)
 

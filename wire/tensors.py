@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from bridge.wire.codec import WireError
+from bridge.wire.errors import WireError
 
 RAW_VIEW = 3
 """Msgpack ext type of bytes that belong to a tensor. The types 1 and 2 are pickles and never read."""

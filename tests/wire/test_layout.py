@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bridge.wire.codec import LayoutError
+from bridge.wire.errors import LayoutError
 from bridge.wire.layout import COMPANION, Field, Layouts, decoder_struct, encoder_struct, table_source
 
 FIELDS = (Field("id", str), Field("tokens", list[int]), Field("finish", int | None, None), Field("late", str, "none"))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.wire.codec import WireError
+from bridge.wire.errors import WireError
 from bridge.wire.tensors import Tensor, read_tensor, tensor_of, write_tensor
 
 NUMPY_DTYPES = [

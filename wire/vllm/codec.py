@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bridge.wire.codec import Finish, Frames, GenerateCall, LayoutError, Load, Reply
+from bridge.wire.codec import EmbedCall, Finish, Frames, GenerateCall, Load, Logprobs, Reply
+from bridge.wire.errors import LayoutError
 from bridge.wire.layout import READY_MESSAGE, Layouts
 from bridge.wire.tensors import Tensor
 from bridge.wire.vllm import control
 from bridge.wire.vllm.layouts import for_version
-from bridge.wire.vllm.outputs import Logprobs, OutputReader, VllmStep
+from bridge.wire.vllm.outputs import OutputReader, VllmStep
 from bridge.wire.vllm.requests import RequestEncoder
 
 
@@ -32,6 +33,9 @@ class VllmCodec:
 
     def add(self, call: GenerateCall) -> Frames:
         return self._requests.add(call)
+
+    def add_embed(self, call: EmbedCall) -> Frames:
+        return self._requests.add_embed(call)
 
     def abort(self, wire_ids: Sequence[str]) -> Frames:
         return self._requests.abort(wire_ids)
@@ -65,6 +69,12 @@ class VllmCodec:
 
     def pooled(self, step: VllmStep, delta: Any) -> Tensor | None:
         return self._outputs.pooled(step, delta)
+
+    def transfer_params(self, delta: Any) -> dict[str, Any] | None:
+        return self._outputs.transfer_params(delta)
+
+    def spec_counts(self, delta: Any) -> tuple[int, int]:
+        return self._outputs.spec_counts(delta)
 
 
 def from_ready(ready: Mapping[str, Any], declared: Mapping[str, Sequence[str]] | None, client_index: int) -> VllmCodec:

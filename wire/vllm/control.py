@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import msgspec
 
-from bridge.wire.codec import Load, Reply, WireError
+from bridge.wire.codec import Load, Reply
+from bridge.wire.errors import WireError
 from bridge.wire.layout import Field, Layouts, decoder_struct
 from bridge.wire.vllm.outputs import VllmStep, decoded, raw_view
 

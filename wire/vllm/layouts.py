@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 
-from bridge.wire.codec import LayoutError
+from bridge.wire.errors import LayoutError
 from bridge.wire.layout import COMPANION, Layouts, table_source
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,8 @@ from typing import Any, cast
 
 import msgspec
 
-from bridge.wire.codec import Finish, WireError
+from bridge.wire.codec import Finish, Logprobs
+from bridge.wire.errors import WireError
 from bridge.wire.layout import Field, Layouts, decoder_struct
 from bridge.wire.tensors import RAW_VIEW, Tensor, read_tensor
 
@@ -64,18 +65,6 @@ class VllmStep(msgspec.Struct, gc=False):
     weight_version: str | None
     """Since 0.32; `default` until weights are updated in place."""
     frames: Sequence[Any]
-
-
-class Logprobs(msgspec.Struct, frozen=True, gc=False):
-    """Log-probabilities of consecutive tokens, columnar: one row a token.
-
-    `token_ids` and `values` are [rows, 1 + k]: column 0 is the token itself, columns 1 to k the k most likely, in which
-    it may come again. `ranks` is [rows], 1 for the most likely.
-    """
-
-    token_ids: Tensor
-    values: Tensor
-    ranks: Tensor
 
 
 class OutputReader:
@@ -153,6 +142,20 @@ class OutputReader:
         """The result of a pooling request."""
         form = delta.pooling_output
         return None if form is None else read_tensor(form, step.frames)
+
+    def transfer_params(self, delta: Any) -> dict[str, Any] | None:
+        """The KV connector's parameters, on the terminal delta of the leg that hands its cache over."""
+        found = delta.kv_transfer_params
+        return found if isinstance(found, dict) else None
+
+    def spec_counts(self, delta: Any) -> tuple[int, int]:
+        """(accepted, drafted) tokens of the request; told only with --per-request-spec-decode-metrics (since 0.28)."""
+        found = delta.spec_decode_metrics
+        if not isinstance(found, dict):
+            return 0, 0
+        histogram = found.get("histogram") or ()
+        accepted = sum(number * count for number, count in enumerate(histogram))
+        return accepted, int(found.get("num_draft_tokens") or 0)
 
     def _read_logprobs(self, form: Any, kind: tuple[str, str], frames: Sequence[Any]) -> Logprobs | None:
         if form is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from bridge.wire.codec import Frames, GenerateCall
+from bridge.wire.codec import EmbedCall, Frames, GenerateCall
 from bridge.wire.layout import Field, Layouts, encoder_struct
 from bridge.wire.vllm.sampling import SamplingParams, sampling_params
 
@@ -21,7 +21,7 @@ REQUEST_FIELDS = (
     Field("request_id", str),
     Field("prompt_token_ids", list[int]),
     Field("mm_features", Any, None),
-    Field("sampling_params", SamplingParams),
+    Field("sampling_params", SamplingParams | None),
     Field("pooling_params", Any, None),
     Field("arrival_time", float),
     Field("lora_request", Any, None),
@@ -43,6 +43,24 @@ REQUEST_FIELDS = (
 )
 """Every field of EngineCoreRequest, 0.27 to 0.33, with the engine's own defaults. Those without one are always sent."""
 
+POOLING = "PoolingParams"
+FINAL_ONLY = 2
+"""RequestOutputKind: one output, at the end."""
+
+POOLING_FIELDS = (
+    Field("use_activation", bool | None, None),
+    Field("dimensions", int | None, None),
+    Field("step_tag_id", int | None, None),
+    Field("returned_token_ids", list[int] | None, None),
+    Field("task", str),
+    Field("requires_token_ids", bool, False),
+    Field("skip_reading_prefix_cache", bool | None, None),
+    Field("late_interaction_params", Any, None),
+    Field("extra_kwargs", Any, None),
+    Field("output_kind", int),
+)
+"""PoolingParams, 0.27 to 0.33. A nil `use_activation` is the pooler's own default."""
+
 
 class RequestEncoder:
     """Encodes adds, aborts and utility calls of one front end, whose outputs come back on slot `client_index`.
@@ -50,10 +68,11 @@ class RequestEncoder:
     A `client_index` the engine has no output socket for silences the engine for good (vLLM 0.27 to 0.33).
     """
 
-    __slots__ = ("_client_index", "_encode", "_request")
+    __slots__ = ("_client_index", "_encode", "_pooling", "_request")
 
     def __init__(self, layouts: Layouts, client_index: int) -> None:
         self._request: Callable[..., msgspec.Struct] = encoder_struct(layouts, REQUEST, REQUEST_FIELDS)
+        self._pooling: Callable[..., msgspec.Struct] = encoder_struct(layouts, POOLING, POOLING_FIELDS)
         self._client_index = client_index
         self._encode = msgspec.msgpack.Encoder().encode
 
@@ -69,6 +88,20 @@ class RequestEncoder:
             client_index=self._client_index,
             priority=call.priority,
             trace_headers=call.trace_headers,
+        )
+        return [ADD, self._encode(request)]
+
+    def add_embed(self, call: EmbedCall) -> Frames:
+        """One embedding of a whole prompt, as vLLM's embeddings endpoint asks for it."""
+        request = self._request(
+            request_id=call.wire_id,
+            prompt_token_ids=call.prompt_token_ids,
+            sampling_params=None,
+            pooling_params=self._pooling(task="embed", skip_reading_prefix_cache=False, output_kind=FINAL_ONLY),
+            arrival_time=call.arrival_time,
+            client_index=self._client_index,
+            priority=0,
+            trace_headers=None,
         )
         return [ADD, self._encode(request)]
 

@@ -7,7 +7,8 @@ import logging
 import msgspec
 import pytest
 
-from bridge.wire.codec import GenerateCall, LayoutError, Sampling
+from bridge.wire.codec import GenerateCall, Sampling
+from bridge.wire.errors import LayoutError
 from bridge.wire.vllm.codec import from_ready
 from bridge.wire.vllm.layouts import TABLE, for_version
 from tests.wire.vllm.recorded import VECTORS, VERSIONS

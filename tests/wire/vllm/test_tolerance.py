@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.wire.codec import WireError
+from bridge.wire.errors import WireError
 from bridge.wire.vllm.codec import VllmCodec, from_ready
 from bridge.wire.vllm.control import DEATH, read_ready
 from tests.wire.vllm.recorded import STEPS, VECTORS, VERSIONS, frames_of
