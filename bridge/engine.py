@@ -15,8 +15,8 @@ from typing import Any
 
 from bridge.grpc.status import Code
 from bridge.refusal import Refusal, invalid
-from bridge.requests import Request, RequestTable
-from bridge.wire.codec import Codec, GenerateCall, Load, Reply
+from bridge.requests import EngineCall, Request, RequestTable, Rich
+from bridge.wire.codec import Codec, Load, Reply
 from bridge.wire.companion import Facts
 from bridge.wire.engines import codec_for
 from bridge.wire.errors import WireError
@@ -97,7 +97,13 @@ class Engine:
         self.ranks = [RankView(identity, ready) for identity, ready in sorted(ranks)]
         self._codec = codec_for(self.name, self.ranks[0].ready, facts.layouts, self.slot.index)
         self._facts = facts
-        self._table = RequestTable(self._codec, self.slot.send, self._wire_prefix, max_in_flight=self._max_in_flight)
+        self._table = RequestTable(
+            self._codec,
+            self.slot.send,
+            self._wire_prefix,
+            max_in_flight=self._max_in_flight,
+            call_later=self._loop.call_later,
+        )
         for rank in self.ranks:
             self._table.per_rank[rank.identity] = 0
         self.state = State.UP
@@ -161,10 +167,16 @@ class Engine:
                 return rank.identity
         raise invalid(field, index, "one of " + ", ".join(str(rank.index) for rank in self.ranks))
 
-    def generate(self, request: Request, rank: bytes, call: GenerateCall) -> None:
-        """Send a checked generation to `rank`; raises `Refusal`."""
+    def submit(
+        self,
+        request: Request,
+        rank: bytes,
+        calls: list[EngineCall],
+        rich: Callable[[], Rich] | None = None,
+    ) -> None:
+        """Send a checked request to `rank`, one call a sequence; raises `Refusal`."""
         try:
-            self.table.admit(request, rank, call)
+            self.table.admit(request, rank, calls, rich)
         except LinkError as error:
             raise Refusal(Code.UNAVAILABLE, str(error)) from None
 

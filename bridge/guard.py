@@ -37,6 +37,16 @@ class Ask(msgspec.Struct, kw_only=True, gc=False):
     seed: int | None = None
     ignore_eos: bool = False
     stop_token_ids: list[int] = []
+    n: int | None = None
+    stop: list[str] = []
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+    truncate_prompt_tokens: int | None = None
+
+
+MAX_BIAS = 100.0
+"""vLLM's front end clamps each logit bias to this, either way."""
 
 
 class EngineRules(Protocol):
@@ -73,8 +83,27 @@ class Guard:
                 log.warning("the model's default %s is %r, which the engine refuses; it is not used", name, value)
         return checked
 
+    def truncate(self, prompt: list[int], limit: int | None) -> list[int]:
+        """The last `limit` tokens of a prompt; -1 keeps what leaves room for one output token; None keeps all."""
+        if limit is None:
+            return prompt
+        most = self.max_model_len - 1
+        if limit != -1 and not 1 <= limit <= most:
+            raise invalid("truncate_prompt_tokens", limit, f"-1 or from 1 to {most}")
+        return prompt[-(most if limit == -1 else limit) :]
+
+    def check_embed(self, prompt: list[int]) -> None:
+        """Raises `Refusal` unless the model embeds and the prompt fits it."""
+        if self._facts.is_generation:
+            raise Refusal(Code.FAILED_PRECONDITION, f"{self._facts.served_model_name} generates; it does not embed")
+        if not 1 <= len(prompt) <= self.max_model_len:
+            raise invalid("the number of input_ids", len(prompt), f"from 1 to {self.max_model_len}")
+        self._check_ids("input_ids", prompt)
+
     def check(self, prompt: list[int], ask: Ask) -> Sampling:
         """The values to send for a prompt of token ids; raises `Refusal` naming the field, the value and the limit."""
+        if not self._facts.is_generation:
+            raise Refusal(Code.FAILED_PRECONDITION, f"{self._facts.served_model_name} embeds; it does not generate")
         room = self._check_prompt(prompt)
         asked_max_tokens = ask.max_tokens
         if asked_max_tokens is not None:
@@ -93,8 +122,15 @@ class Guard:
         if min_tokens and held_back > self._max_held_back:
             limit = f"0 with {held_back} stop and EOS ids: the engine holds back at most {self._max_held_back}"
             raise invalid("min_tokens", min_tokens, limit)
+        temperature = self._pick(ask, "temperature", 1.0)
+        if ask.n is not None and ask.n > 1 and temperature == 0:
+            raise invalid("n", ask.n, "1 with temperature 0: greedy samples are all the same")
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(ask, name) == -1 and facts.max_logprobs < self._vocab_size:
+                raise invalid(name, -1, f"from 0 to {facts.max_logprobs}; --max-logprobs -1 lets the engine send all")
+        bias = ask.logit_bias
         return Sampling(
-            temperature=self._pick(ask, "temperature", 1.0),
+            temperature=temperature,
             top_p=self._pick(ask, "top_p", 1.0),
             top_k=self._pick(ask, "top_k", 0),
             min_p=self._pick(ask, "min_p", 0.0),
@@ -107,6 +143,9 @@ class Guard:
             ignore_eos=ask.ignore_eos,
             stop_token_ids=stop_ids,
             eos_token_ids=facts.eos_token_ids,
+            logprobs=ask.logprobs,
+            prompt_logprobs=ask.prompt_logprobs,
+            logit_bias={token: max(-MAX_BIAS, min(MAX_BIAS, value)) for token, value in bias.items()} if bias else None,
         )
 
     def _stop_ids(self, ask: Ask) -> list[int]:

@@ -16,16 +16,26 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from bridge.grpc.status import Code
+from bridge.logprobs import Columns
 from bridge.refusal import Refusal
-from bridge.wire.codec import Codec, Finish, GenerateCall
+from bridge.stops import StopMatcher
+from bridge.wire.codec import Codec, EmbedCall, Finish, GenerateCall
+from bridge.wire.errors import WireError
+from bridge.wire.link import LinkError
 
 log = logging.getLogger(__name__)
+
+EngineCall = GenerateCall | EmbedCall
 
 ENDED_KEPT = 4096
 """Wire ids remembered after their end: one or two steps may still come for an aborted request (vLLM 0.32)."""
 
 STRANGER_ABORTS_PER_SECOND = 16
 """Aborts sent for outputs whose wire id this table never had or has forgotten."""
+
+
+ABORT_HOLD_S = 30.0
+"""Longest that an abort waits for the first token of a request whose KV cache is being transferred to the engine."""
 
 
 class Writable(Protocol):
@@ -57,6 +67,20 @@ class Sink(Protocol):
         ...
 
 
+class Rich:
+    """What a sequence carries beyond plain tokens: made only for requests that ask for it."""
+
+    __slots__ = ("logprobs", "prompt_logprobs", "stops", "vector")
+
+    def __init__(self) -> None:
+        self.stops: StopMatcher | None = None
+        self.logprobs: Columns | None = None
+        self.prompt_logprobs: Columns | None = None
+        """Rows for the prompt's tokens but the first."""
+        self.vector: list[float] | None = None
+        """The result of an embedding."""
+
+
 class Sequence:
     """One engine request: its output so far and how it ended."""
 
@@ -65,50 +89,86 @@ class Sequence:
         "finish",
         "index",
         "output_ids",
+        "plain",
         "rank",
         "request",
+        "rich",
         "sent",
+        "spec_accepted",
+        "spec_drafted",
         "started",
         "stop_id",
+        "stop_string",
+        "transfer_params",
         "wire_id",
     )
 
-    def __init__(self, request: Request, wire_id: str, index: int, rank: bytes) -> None:
+    def __init__(self, request: Request, wire_id: str, index: int, rank: bytes, rich: Rich | None) -> None:
         self.request = request
         self.wire_id = wire_id
         self.index = index
         self.rank = rank
+        self.rich = rich
         self.output_ids: list[int] = []
         self.sent = 0
         self.started = False
+        self.plain = False
+        """Started, and every delta is nothing but tokens."""
         self.cached_tokens = 0
         self.finish: Finish | None = None
         self.stop_id: int | None = None
         """The stop token id of the *request* that ended this sequence; None for EOS and every other end."""
+        self.stop_string: str | None = None
+        self.transfer_params: dict[str, Any] | None = None
+        self.spec_accepted = 0
+        self.spec_drafted = 0
 
 
 class Request:
-    """One client request and the sequences that still run for it."""
+    """One client request and the sequences that run for it.
 
-    __slots__ = ("arrived", "client_id", "open", "out", "prompt_tokens", "sequences", "sink", "stop_ids", "stream")
+    `receiving` says that a KV transfer fills its cache from another engine: until its first token, an abort would free
+    blocks that are being written (it kills engines), so the table holds that abort back.
+    """
+
+    __slots__ = (
+        "arrived",
+        "client_id",
+        "keep_stop_text",
+        "open",
+        "out",
+        "prompt_ids",
+        "prompt_tokens",
+        "receiving",
+        "sequences",
+        "sink",
+        "stop_ids",
+        "stream",
+    )
 
     def __init__(
         self,
         client_id: str,
-        prompt_tokens: int,
+        prompt_ids: list[int],
         out: Writable,
         sink: Sink,
         *,
         stream: bool,
-        stop_ids: Iterable[int],
         arrived: float,
+        stop_ids: Iterable[int] = (),
+        keep_stop_text: bool = False,
+        keep_prompt: bool = False,
+        receiving: bool = False,
     ) -> None:
         self.client_id = client_id
-        self.prompt_tokens = prompt_tokens
+        self.prompt_tokens = len(prompt_ids)
+        self.prompt_ids = prompt_ids if keep_prompt else []
         self.out = out
         self.sink = sink
         self.stream = stream
         self.stop_ids = frozenset(stop_ids)
+        self.keep_stop_text = keep_stop_text
+        self.receiving = receiving
         self.arrived = arrived
         self.sequences: list[Sequence] = []
         self.open = 0
@@ -128,14 +188,17 @@ class RequestTable:
         prefix: str,
         *,
         max_in_flight: int,
+        call_later: Callable[[float, Callable[[], None]], Any],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._codec = codec
         self._send = send
         self._prefix = prefix
         self._max_in_flight = max_in_flight
+        self._call_later = call_later
         self._clock = clock
         self._counter = 0
+        self._held_aborts: dict[str, bytes] = {}
         self._live: dict[str, Sequence] = {}
         self._by_client: dict[str, Request] = {}
         self._requests: set[Request] = set()
@@ -161,31 +224,47 @@ class RequestTable:
 
     # -- admission ---------------------------------------------------------------------------------------------------
 
-    def admit(self, request: Request, rank: bytes, call: GenerateCall) -> None:
-        """Give `call` a wire id, send it to `rank` and make `request` live.
+    def admit(
+        self,
+        request: Request,
+        rank: bytes,
+        calls: list[EngineCall],
+        rich: Callable[[], Rich] | None,
+    ) -> None:
+        """Give each of `calls` a wire id, send them to `rank` as the sequences of `request`, and make it live.
 
-        Raises `Refusal`: ALREADY_EXISTS for a live duplicate client id, RESOURCE_EXHAUSTED over the in-flight limit.
+        `rich` makes what each sequence carries beyond tokens. Raises `Refusal`: ALREADY_EXISTS for a live duplicate
+        client id, RESOURCE_EXHAUSTED over the in-flight limit.
         """
         if request.client_id and request.client_id in self._by_client:
             raise Refusal(
                 Code.ALREADY_EXISTS, f"request_id {request.client_id!r} is in flight; use another id or abort it first"
             )
-        if len(self._requests) >= self._max_in_flight:
+        if len(self._live) + len(calls) > self._max_in_flight:
             raise Refusal(
                 Code.RESOURCE_EXHAUSTED,
-                f"{len(self._requests)} requests are in flight and the limit is {self._max_in_flight}; "
+                f"{len(self._live)} generations are in flight and the limit is {self._max_in_flight}; "
                 "retry later or raise --max-in-flight",
             )
-        self._counter += 1
-        call.wire_id = f"{self._prefix}.{self._counter:x}"
-        self._send(rank, self._codec.add(call))
-        sequence = Sequence(request, call.wire_id, 0, rank)
-        request.sequences.append(sequence)
-        request.open += 1
-        self._live[call.wire_id] = sequence
         self._requests.add(request)
         if request.client_id:
             self._by_client[request.client_id] = request
+        try:
+            for index, call in enumerate(calls):
+                self._counter += 1
+                call.wire_id = f"{self._prefix}.{self._counter:x}"
+                frames = self._codec.add_embed(call) if isinstance(call, EmbedCall) else self._codec.add(call)
+                self._send(rank, frames)
+                self._start(Sequence(request, call.wire_id, index, rank, rich() if rich is not None else None))
+        except BaseException:
+            self.cancel(request)
+            raise
+
+    def _start(self, sequence: Sequence) -> None:
+        request, rank = sequence.request, sequence.rank
+        request.sequences.append(sequence)
+        request.open += 1
+        self._live[sequence.wire_id] = sequence
         self.per_rank[rank] = self.per_rank.get(rank, 0) + 1
         self.waiting_prompt_tokens[rank] = self.waiting_prompt_tokens.get(rank, 0) + request.prompt_tokens
 
@@ -197,7 +276,7 @@ class RequestTable:
         With several steps waiting, a sequence's tokens are merged into one chunk.
         """
         if len(steps) == 1:
-            self._deliver_one(steps[0].outputs)
+            self._deliver_one(steps[0])
             return
         touched: dict[Sequence, None] = {}
         live = self._live.get
@@ -205,31 +284,35 @@ class RequestTable:
             for delta in step.outputs:
                 sequence = live(delta.request_id)
                 if sequence is None:
-                    self._stranger(delta.request_id, step.engine_index)
+                    self._stranger(delta)
                     continue
-                sequence.output_ids += delta.new_token_ids
-                if not sequence.started:
-                    self._first(sequence, delta)
-                touched[sequence] = None
+                if sequence.plain:
+                    sequence.output_ids += delta.new_token_ids
+                elif self._take(sequence, step, delta):
+                    touched.pop(sequence, None)
+                    continue
                 if delta.finish_reason is not None:
-                    del touched[sequence]
+                    touched.pop(sequence, None)
                     self._last(sequence, delta)
+                else:
+                    touched[sequence] = None
         for sequence in touched:
             request = sequence.request
             if request.stream and not request.out.blocked:
                 self._render(sequence)
 
-    def _deliver_one(self, outputs: Iterable[Any]) -> None:
+    def _deliver_one(self, step: Any) -> None:
         live = self._live.get
-        for delta in outputs:
+        for delta in step.outputs:
             sequence = live(delta.request_id)
             if sequence is None:
-                self._stranger(delta.request_id, 0)
+                self._stranger(delta)
                 continue
             ids = sequence.output_ids
-            ids += delta.new_token_ids
-            if not sequence.started:
-                self._first(sequence, delta)
+            if sequence.plain:
+                ids += delta.new_token_ids
+            elif self._take(sequence, step, delta):
+                continue
             if delta.finish_reason is not None:
                 self._last(sequence, delta)
                 continue
@@ -253,6 +336,57 @@ class RequestTable:
             sequence.sent = count
             sequence.request.sink.chunk(sequence, sequence.output_ids[sent:])
 
+    def _take(self, sequence: Sequence, step: Any, delta: Any) -> bool:
+        """The first delta of a sequence, and every delta of a rich one; True when that ended it."""
+        if not sequence.started:
+            self._first(sequence, delta)
+        rich = sequence.rich
+        if rich is None:
+            sequence.plain = True
+            sequence.output_ids += delta.new_token_ids
+            return False
+        try:
+            matched = self._enrich(sequence, rich, step, delta)
+        except WireError as error:
+            self._fail(sequence.request, Code.INTERNAL, f"an engine message could not be read: {error}")
+            return True
+        if matched is None:
+            return False
+        sequence.stop_string = matched
+        if delta.finish_reason is None:
+            self._send_aborts([sequence])
+        self._end(sequence, Finish.STOP)
+        return True
+
+    def _enrich(self, sequence: Sequence, rich: Rich, step: Any, delta: Any) -> str | None:
+        """Add a delta's tokens and what came with them; the stop string that they complete."""
+        codec = self._codec
+        tokens = delta.new_token_ids
+        kept, matched = len(tokens), None
+        if rich.stops is not None and tokens:
+            text = tokens
+            if delta.finish_reason is not None and not sequence.request.keep_stop_text:
+                # The token that made the engine stop is no text, as in vLLM's own output.
+                text = tokens[:-1] if codec.finish(delta)[0] is Finish.STOP else tokens
+            found = rich.stops.feed(text)
+            if found is not None:
+                kept, matched = found
+        sequence.output_ids += tokens[:kept]
+        if rich.logprobs is not None:
+            rows = codec.logprobs(step, delta)
+            if rows is not None:
+                rich.logprobs.extend(rows, kept)
+            elif kept:
+                raise WireError(f"{kept} tokens came without the log-probabilities that the request asked for")
+        if rich.prompt_logprobs is not None:
+            rows = codec.prompt_logprobs(step, delta)
+            if rows is not None:
+                rich.prompt_logprobs.extend(rows, rows.ranks.count)
+        pooled = codec.pooled(step, delta)
+        if pooled is not None:
+            rich.vector = pooled.values()
+        return matched
+
     def _first(self, sequence: Sequence, delta: Any) -> None:
         sequence.started = True
         self.waiting_prompt_tokens[sequence.rank] -= sequence.request.prompt_tokens
@@ -270,6 +404,8 @@ class RequestTable:
             return
         if stop_id is not None and stop_id in request.stop_ids:
             sequence.stop_id = stop_id
+        sequence.transfer_params = self._codec.transfer_params(delta)
+        sequence.spec_accepted, sequence.spec_drafted = self._codec.spec_counts(delta)
         self._end(sequence, finish)
 
     # -- ends --------------------------------------------------------------------------------------------------------
@@ -343,10 +479,32 @@ class RequestTable:
     def _send_aborts(self, sequences: list[Sequence]) -> None:
         by_rank: dict[bytes, list[str]] = {}
         for sequence in sequences:
-            if sequence.wire_id in self._live:
+            if sequence.wire_id not in self._live:
+                continue
+            if sequence.request.receiving and not sequence.started:
+                self._hold_abort(sequence)
+            else:
                 by_rank.setdefault(sequence.rank, []).append(sequence.wire_id)
         for rank, wire_ids in by_rank.items():
+            self._send_abort(rank, wire_ids)
+
+    def _send_abort(self, rank: bytes, wire_ids: list[str]) -> None:
+        """Queue an abort; a rank that cannot be reached runs nothing of ours any more."""
+        try:
             self._send(rank, self._codec.abort(wire_ids))
+        except LinkError as error:
+            log.warning("an abort of %d requests was not sent: %s", len(wire_ids), error)
+
+    def _hold_abort(self, sequence: Sequence) -> None:
+        """Keep an abort until the sequence's first output or `ABORT_HOLD_S`, whichever is first."""
+        wire_id = sequence.wire_id
+        self._held_aborts[wire_id] = sequence.rank
+        self._call_later(ABORT_HOLD_S, lambda: self._release_abort(wire_id))
+
+    def _release_abort(self, wire_id: str) -> None:
+        rank = self._held_aborts.pop(wire_id, None)
+        if rank is not None:
+            self._send_abort(rank, [wire_id])
 
     def _forget(self, sequence: Sequence) -> None:
         del self._live[sequence.wire_id]
@@ -368,18 +526,24 @@ class RequestTable:
         if not self._requests and self.on_idle is not None:
             self.on_idle()
 
-    def _stranger(self, wire_id: str, engine_index: int) -> None:
+    def _stranger(self, delta: Any) -> None:
         """An output for a wire id that is not live: late tokens of an ended one, or an orphan, which is aborted."""
+        wire_id = delta.request_id
+        if wire_id in self._held_aborts:
+            if delta.finish_reason is None:
+                self._release_abort(wire_id)
+            else:
+                del self._held_aborts[wire_id]
+            return
         if wire_id in self._ended:
             return
         self.strangers += 1
         now = self._clock()
         if now - self._strangers_window >= 1.0:
             self._strangers_window, self._strangers_aborted = now, 0
-        if self._strangers_aborted >= STRANGER_ABORTS_PER_SECOND:
+        if delta.finish_reason is not None or self._strangers_aborted >= STRANGER_ABORTS_PER_SECOND:
             return
         self._strangers_aborted += 1
         log.warning("the engine sent output for the unknown wire id %s; aborting it", wire_id)
-        frames = self._codec.abort([wire_id])
         for rank in self.per_rank:
-            self._send(rank, frames)
+            self._send_abort(rank, [wire_id])

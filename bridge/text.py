@@ -1,4 +1,4 @@
-"""Text prompts to token ids, with the model's own tokenizer and off the event loop."""
+"""The model's own tokenizer: read and run off the event loop, and only when a request needs it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,22 @@ class TextEncoder:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._loading: asyncio.Future[Tokenizer] | None = None
+        self.loaded: Tokenizer | None = None
+        """The tokenizer, once something needed it."""
 
     async def encode(self, text: str) -> list[int]:
         """Token ids of `text`; raises `Refusal` FAILED_PRECONDITION when the model has no `tokenizer.json`."""
-        tokenizer = await self._tokenizer()
+        tokenizer = await self.tokenizer()
         encoding = await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=True)
         return list(encoding.ids)
 
-    async def _tokenizer(self) -> Tokenizer:
+    async def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, read at most once; raises `Refusal` FAILED_PRECONDITION when there is none."""
         if self._loading is None:
             self._loading = asyncio.ensure_future(asyncio.to_thread(self._load))
         try:
-            return await asyncio.shield(self._loading)
+            self.loaded = await asyncio.shield(self._loading)
+            return self.loaded
         except Refusal:
             self._loading = None
             raise
@@ -44,7 +48,8 @@ class TextEncoder:
         path = Path(self._folder) / "tokenizer.json"
         if not path.is_file():
             raise Refusal(
-                Code.FAILED_PRECONDITION, f"text input needs {path}, which does not exist; send tokenized.input_ids"
+                Code.FAILED_PRECONDITION,
+                f"text input and stop strings need {path}, which does not exist; send token ids",
             )
         tokenizer: Tokenizer = Tokenizer.from_file(str(path))
         tokenizer.no_truncation()

@@ -5,16 +5,35 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Protocol
 
 from bridge.engine import Engine
 from bridge.grpc.status import Code
 from bridge.guard import Guard
 from bridge.refusal import Refusal
 from bridge.text import TextEncoder
+from bridge.wire.codec import Constraint
 from bridge.wire.engines import rules_for
 from bridge.wire.model_folder import ModelFolderError
 from bridge.wire.tokenizer_files import tokenizer_archive
+
+
+class Grammar(Protocol):
+    """Validates constraints for the engine."""
+
+    async def prepare(self, kind: str, value: Any) -> Constraint:
+        """What to send for a constraint; raises `Refusal` for one that the engine cannot enforce."""
+        ...
+
+
+class NoGrammar:
+    """Stands where no companion runs, so nothing can be validated and nothing is sent unvalidated."""
+
+    async def prepare(self, kind: str, value: Any) -> Constraint:
+        raise Refusal(
+            Code.FAILED_PRECONDITION,
+            f"{kind} needs the companion that validates constraints; it runs under `serve` with a real engine",
+        )
 
 
 class Context:
@@ -26,6 +45,7 @@ class Context:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.draining = False
+        self.grammar: Grammar = NoGrammar()
         self.text = TextEncoder("")
         self._guard: Guard | None = None
         self._archive: asyncio.Future[tuple[bytes, str]] | None = None

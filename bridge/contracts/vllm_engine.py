@@ -12,76 +12,34 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import json
 import os
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from functools import partial
 from typing import Any
 
+import msgspec
 from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from bridge.contracts.context import Context
+from bridge.contracts.vllm_render import EmbedSink, PlainSink, RichSink
 from bridge.engine import State
 from bridge.grpc.call import Call
 from bridge.grpc.service import Method
 from bridge.grpc.status import CancelReason, Code, GrpcError
 from bridge.guard import Ask
+from bridge.logprobs import Columns
 from bridge.refusal import Refusal, invalid, unsupported
-from bridge.requests import Request, Sequence
-from bridge.varint import VARINT
-from bridge.wire.codec import Finish, GenerateCall
+from bridge.requests import EngineCall, Request, Rich
+from bridge.stops import StopMatcher, StopRules
+from bridge.wire.codec import Constraint, EmbedCall, GenerateCall, Sampling
 
 NAME = "vllm.grpc.engine.VllmEngine"
 
 FLUSH_POLL_S = 0.05
 """How often FlushCache looks whether the engine is idle while it waits."""
-
-Reply = pb.GenerateResponse
-_FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORT: "abort", Finish.ERROR: "error"}
-
-
-class GenerateSink:
-    """Renders one Generate call. Plain chunks are byte templates; everything else goes through protobuf."""
-
-    __slots__ = ("_call", "_prompt")
-
-    def __init__(self, call: Call, prompt_tokens: int) -> None:
-        self._call = call
-        self._prompt = b"\x10" + VARINT[prompt_tokens]
-
-    def chunk(self, sequence: Sequence, tokens: list[int]) -> None:
-        varint = VARINT
-        ids = varint[tokens[0]] if len(tokens) == 1 else b"".join([varint[token] for token in tokens])
-        cached = sequence.cached_tokens
-        body = b"\x0a%b%b%b\x18%b%b" % (
-            varint[len(ids)],
-            ids,
-            self._prompt,
-            varint[sequence.sent],
-            b"\x20" + varint[cached] if cached else b"",
-        )
-        self._call.send(b"\x0a%b%b" % (varint[len(body)], body))
-
-    def complete(self, sequence: Sequence) -> None:
-        assert sequence.finish is not None
-        complete = pb.GenerateComplete(
-            output_ids=sequence.output_ids,
-            finish_reason=_FINISH[sequence.finish],
-            prompt_tokens=sequence.request.prompt_tokens,
-            completion_tokens=len(sequence.output_ids),
-            cached_tokens=sequence.cached_tokens,
-            index=sequence.index,
-        )
-        if sequence.stop_id is not None:
-            complete.matched_token_id = sequence.stop_id
-        self._call.send(Reply(complete=complete).SerializeToString())
-
-    def close(self) -> None:
-        self._call.finish()
-
-    def fail(self, code: Code, message: str) -> None:
-        self._call.finish(code, message)
 
 
 class VllmEngine:
@@ -114,51 +72,149 @@ class VllmEngine:
         arrived = time.time()
         self._engine.table  # noqa: B018  (refuses unless up)
         _refuse_unsupported(message)
-        match message.WhichOneof("input"):
-            case "tokenized":
-                self._submit(message, call, list(message.tokenized.input_ids), arrived)
-            case "text":
-                task = asyncio.ensure_future(self._submit_text(message, call, arrived))
-                call.on_cancel = partial(_cancel_task, task)
-            case _:
-                raise Refusal(Code.INVALID_ARGUMENT, "input is unset; give tokenized.input_ids or text")
+        params = message.sampling_params
+        kind = message.WhichOneof("input")
+        if kind is None:
+            raise Refusal(Code.INVALID_ARGUMENT, "input is unset; give tokenized.input_ids or text")
+        tokenizer = self._context.text.loaded
+        if kind == "text" or (params.stop and tokenizer is None) or params.WhichOneof("constraint") is not None:
+            task = asyncio.ensure_future(self._prepare(message, call, arrived))
+            call.on_cancel = partial(_cancel_task, task)
+        else:
+            self._submit(message, call, list(message.tokenized.input_ids), arrived, None)
 
-    async def _submit_text(self, message: pb.GenerateRequest, call: Call, arrived: float) -> None:
+    async def _prepare(self, message: pb.GenerateRequest, call: Call, arrived: float) -> None:
+        """Do what cannot be done on the loop at once: tokenize, read the tokenizer, validate a constraint."""
+        context, params = self._context, message.sampling_params
         try:
-            ids = await self._context.text.encode(message.text)
+            if message.WhichOneof("input") == "text":
+                ids = await context.text.encode(message.text)
+            else:
+                ids = list(message.tokenized.input_ids)
+            if params.stop:
+                await context.text.tokenizer()
+            constraint = await self._constraint(params)
             call.on_cancel = None
-            self._submit(message, call, ids, arrived)
+            self._submit(message, call, ids, arrived, constraint)
         except GrpcError as error:
             call.fail(error)
         except Exception:
-            call.finish(Code.INTERNAL, "the text prompt could not be submitted; see the bridge's log")
+            call.finish(Code.INTERNAL, "the request could not be submitted; see the bridge's log")
             raise
         finally:
             call.connection.flush()
 
-    def _submit(self, message: pb.GenerateRequest, call: Call, ids: list[int], arrived: float) -> None:
-        engine = self._engine
-        sampling = self._context.guard.check(ids, _ask(message.sampling_params))
+    async def _constraint(self, params: pb.SamplingParams) -> Constraint | None:
+        kind = params.WhichOneof("constraint")
+        if kind is None:
+            return None
+        value = list(params.choice.choices) if kind == "choice" else getattr(params, kind)
+        return await self._context.grammar.prepare(kind, value)
+
+    def _submit(
+        self, message: pb.GenerateRequest, call: Call, ids: list[int], arrived: float, constraint: Constraint | None
+    ) -> None:
+        engine, guard, params = self._engine, self._context.guard, message.sampling_params
+        ask = _ask(params)
+        ids = guard.truncate(ids, ask.truncate_prompt_tokens)
+        sampling = guard.check(ids, ask)
+        sampling.constraint = constraint
+        transfer = self._transfer_params(message)
         pin = message.data_parallel_rank if message.HasField("data_parallel_rank") else None
         rank = engine.choose_rank() if pin is None else engine.pinned_rank("data_parallel_rank", pin)
+        samples = ask.n or 1
+        rich = self._rich(params, sampling, ids)
+        sink = PlainSink(call, len(ids)) if rich is None and samples == 1 else RichSink(call, len(ids))
         request = Request(
             message.request_id,
-            len(ids),
+            ids,
             call,
-            GenerateSink(call, len(ids)),
+            sink,
             stream=message.stream,
-            stop_ids=sampling.stop_token_ids,
             arrived=arrived,
+            stop_ids=sampling.stop_token_ids,
+            keep_stop_text=params.include_stop_str_in_output,
+            keep_prompt=sampling.prompt_logprobs is not None,
+            receiving=transfer is not None and bool(transfer.get("do_remote_prefill")),
         )
-        engine.generate(
-            request, rank, GenerateCall(wire_id="", prompt_token_ids=ids, sampling=sampling, arrival_time=arrived)
-        )
+        calls: list[EngineCall] = [
+            GenerateCall(
+                wire_id="",
+                prompt_token_ids=ids,
+                sampling=sampling if index == 0 or sampling.seed is None else _with_seed(sampling, index),
+                arrival_time=arrived,
+                constrain_from_first_token=constraint is not None and params.grammar_from_first_token,
+                transfer_params=transfer,
+            )
+            for index in range(samples)
+        ]
+        engine.submit(request, rank, calls, rich)
         table = engine.table
         call.on_cancel = lambda reason: table.cancel(request)
         call.on_writable = partial(table.resume, request)
 
+    def _rich(self, params: pb.SamplingParams, sampling: Sampling, ids: list[int]) -> Callable[[], Rich] | None:
+        """What each sequence of the request carries beyond its tokens; None when nothing."""
+        rules = None
+        tokenizer = self._context.text.loaded
+        if params.stop and tokenizer is not None:
+            rules = StopRules(
+                tokenizer,
+                params.stop,
+                ids,
+                min_tokens=sampling.min_tokens,
+                skip_special_tokens=params.skip_special_tokens,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
+            )
+        logprobs, prompt_logprobs = sampling.logprobs is not None, sampling.prompt_logprobs is not None
+        if rules is None and not logprobs and not prompt_logprobs:
+            return None
+
+        def make() -> Rich:
+            rich = Rich()
+            rich.stops = StopMatcher(rules) if rules is not None else None
+            rich.logprobs = Columns() if logprobs else None
+            rich.prompt_logprobs = Columns() if prompt_logprobs else None
+            return rich
+
+        return make
+
+    def _transfer_params(self, message: pb.GenerateRequest) -> dict[str, Any] | None:
+        """The KV connector's parameters: the JSON object, or the older pair of host and port."""
+        if message.HasField("kv_transfer_params_json"):
+            field, text = "kv_transfer_params_json", message.kv_transfer_params_json
+            try:
+                found = json.loads(text)
+            except (ValueError, RecursionError):
+                found = None
+            if not isinstance(found, dict):
+                raise invalid(field, text, "a JSON object")
+        elif message.HasField("kv_transfer_params"):
+            field, pair = "kv_transfer_params", message.kv_transfer_params
+            found = {"do_remote_prefill": True, "remote_host": pair.remote_host, "remote_port": pair.remote_port}
+        else:
+            return None
+        if not self._engine.facts.kv_connector:
+            raise Refusal(
+                Code.FAILED_PRECONDITION,
+                f"{field} is set, and the engine has no KV connector; start it with --kv-transfer-config",
+            )
+        return found
+
     async def embed(self, message: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:
-        raise Refusal(Code.UNIMPLEMENTED, "Embed is not served: this bridge runs generation models only")
+        engine, table, arrived = self._engine, self._engine.table, time.time()
+        ids = list(message.tokenized.input_ids)
+        self._context.guard.check_embed(ids)
+        sink = EmbedSink()
+        request = Request(message.request_id, ids, call, sink, stream=False, arrived=arrived)
+        engine.submit(
+            request, engine.choose_rank(), [EmbedCall(wire_id="", prompt_token_ids=ids, arrival_time=arrived)], Rich
+        )
+        try:
+            vector = await sink.result
+        finally:
+            table.cancel(request)
+        return pb.EmbedResponse(embedding=vector, prompt_tokens=len(ids), embedding_dim=len(vector))
 
     async def abort(self, message: pb.AbortRequest, call: Call) -> pb.AbortResponse:
         table = self._engine.table
@@ -315,37 +371,14 @@ def _cancel_task(task: asyncio.Future[None], reason: CancelReason) -> None:
 
 def _refuse_unsupported(message: pb.GenerateRequest) -> None:
     """Refuse by name what a request asks for and this contract does not do yet."""
-    why = "this bridge does not support it yet"
     for field in ("mm_inputs", "extra_mm_inputs", "media_refs"):
         if _present(message, field):
             raise unsupported(field, "set", "media inputs are not supported; send text or token ids only")
-    for field in ("kv_transfer_params", "kv_transfer_params_json"):
-        if _present(message, field):
-            raise unsupported(field, "set", "prefill/decode transfer is not supported")
-    params = message.sampling_params
-    if params.n > 1:
-        raise unsupported("sampling_params.n", params.n, "only one sample a request is supported")
-    for field in ("stop", "logit_bias"):
-        if _present(params, field):
-            raise unsupported(f"sampling_params.{field}", _plain(getattr(params, field)), why)
-    for field in ("logprobs", "prompt_logprobs", "truncate_prompt_tokens"):
-        if params.HasField(field):
-            raise unsupported(f"sampling_params.{field}", getattr(params, field), why)
-    for field in ("include_stop_str_in_output", "grammar_from_first_token"):
-        if getattr(params, field):
-            raise unsupported(f"sampling_params.{field}", True, why)
-    constraint = params.WhichOneof("constraint")
-    if constraint is not None:
-        raise unsupported(f"sampling_params.{constraint}", "set", "structured outputs are not supported yet")
 
 
 def _present(message: Any, field: str) -> bool:
     descriptor = message.DESCRIPTOR.fields_by_name[field]
     return bool(getattr(message, field)) if descriptor.is_repeated else bool(message.HasField(field))
-
-
-def _plain(value: Any) -> Any:
-    return dict(value) if hasattr(value, "items") else list(value)
 
 
 def _ask(params: pb.SamplingParams) -> Ask:
@@ -363,7 +396,19 @@ def _ask(params: pb.SamplingParams) -> Ask:
         seed=params.seed if params.HasField("seed") else None,
         ignore_eos=params.ignore_eos,
         stop_token_ids=list(params.stop_token_ids),
+        n=params.n or None,
+        stop=list(params.stop),
+        logprobs=params.logprobs if params.HasField("logprobs") else None,
+        prompt_logprobs=params.prompt_logprobs if params.HasField("prompt_logprobs") else None,
+        logit_bias=dict(params.logit_bias) or None,
+        truncate_prompt_tokens=params.truncate_prompt_tokens if params.HasField("truncate_prompt_tokens") else None,
     )
+
+
+def _with_seed(sampling: Sampling, index: int) -> Sampling:
+    """The sampling of sample `index`: its own seed, as vLLM derives it, so that seeded samples differ."""
+    assert sampling.seed is not None
+    return msgspec.structs.replace(sampling, seed=sampling.seed + index)
 
 
 def shm_namespace() -> str:

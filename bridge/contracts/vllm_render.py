@@ -1,0 +1,187 @@
+"""Renders `vllm.grpc.engine` replies: byte templates for what is sent each step, protobuf objects for the rest.
+
+Field numbers are those of vllm_engine.proto in smg-grpc-proto 0.4.28; tests parse every template with protobuf.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from smg_grpc_proto.generated import vllm_engine_pb2 as pb
+
+from bridge.grpc.call import Call
+from bridge.grpc.status import Code, GrpcError
+from bridge.logprobs import Columns
+from bridge.requests import Sequence
+from bridge.varint import VARINT
+from bridge.wire.codec import Finish
+
+FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORT: "abort", Finish.ERROR: "error"}
+
+
+class PlainSink:
+    """Renders one Generate call of one sequence that reports nothing but tokens."""
+
+    __slots__ = ("_call", "_prompt")
+
+    def __init__(self, call: Call, prompt_tokens: int) -> None:
+        self._call = call
+        self._prompt = b"\x10" + VARINT[prompt_tokens]
+
+    def chunk(self, sequence: Sequence, tokens: list[int]) -> None:
+        varint = VARINT
+        ids = varint[tokens[0]] if len(tokens) == 1 else b"".join([varint[token] for token in tokens])
+        cached = sequence.cached_tokens
+        body = b"\x0a%b%b%b\x18%b%b" % (
+            varint[len(ids)],
+            ids,
+            self._prompt,
+            varint[sequence.sent],
+            b"\x20" + varint[cached] if cached else b"",
+        )
+        self._call.send(b"\x0a%b%b" % (varint[len(body)], body))
+
+    def complete(self, sequence: Sequence) -> None:
+        self._call.send(complete_reply(sequence).SerializeToString())
+
+    def close(self) -> None:
+        self._call.finish()
+
+    def fail(self, code: Code, message: str) -> None:
+        self._call.finish(code, message)
+
+
+class RichSink(PlainSink):
+    """Renders several samples, and log-probabilities."""
+
+    __slots__ = ()
+
+    def chunk(self, sequence: Sequence, tokens: list[int]) -> None:
+        varint = VARINT
+        ids = b"".join([varint[token] for token in tokens])
+        first = sequence.sent == len(tokens)
+        body = b"\x0a%b%b%b\x18%b%b%b%b" % (
+            varint[len(ids)],
+            ids,
+            self._prompt,
+            varint[sequence.sent],
+            b"\x20" + varint[sequence.cached_tokens] if sequence.cached_tokens else b"",
+            logprob_fields(sequence, 5, 6, sequence.sent - len(tokens), sequence.sent, prompt=first),
+            b"\x38" + varint[sequence.index] if sequence.index else b"",
+        )
+        self._call.send(b"\x0a%b%b" % (varint[len(body)], body))
+
+    def complete(self, sequence: Sequence) -> None:
+        fields = logprob_fields(sequence, 6, 7, 0, len(sequence.output_ids), prompt=True)
+        body = complete_reply(sequence).complete.SerializeToString() + fields
+        self._call.send(b"\x12%b%b" % (VARINT[len(body)], body))
+
+
+class EmbedSink:
+    """Collects the vector of one Embed call; `result` raises the error that ended it instead."""
+
+    def __init__(self) -> None:
+        self.result: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
+
+    def chunk(self, sequence: Sequence, tokens: list[int]) -> None:
+        """An embedding has no tokens."""
+
+    def complete(self, sequence: Sequence) -> None:
+        vector = sequence.rich.vector if sequence.rich is not None else None
+        if self.result.done():
+            return
+        if vector is None:
+            self.result.set_exception(GrpcError(Code.ABORTED, "the request was aborted"))
+        else:
+            self.result.set_result(vector)
+
+    def close(self) -> None:
+        """The handler ends the call."""
+
+    def fail(self, code: Code, message: str) -> None:
+        if not self.result.done():
+            self.result.set_exception(GrpcError(code, message))
+
+
+def complete_reply(sequence: Sequence) -> pb.GenerateResponse:
+    """The terminal of a sequence, without log-probabilities."""
+    assert sequence.finish is not None
+    complete = pb.GenerateComplete(
+        output_ids=sequence.output_ids,
+        finish_reason=FINISH[sequence.finish],
+        prompt_tokens=sequence.request.prompt_tokens,
+        completion_tokens=len(sequence.output_ids),
+        cached_tokens=sequence.cached_tokens,
+        index=sequence.index,
+        spec_accepted_tokens=sequence.spec_accepted,
+        spec_draft_tokens=sequence.spec_drafted,
+    )
+    if sequence.stop_string is not None:
+        complete.matched_stop_str = sequence.stop_string
+    elif sequence.stop_id is not None:
+        complete.matched_token_id = sequence.stop_id
+    if sequence.transfer_params is not None:
+        complete.kv_transfer_params_json = json.dumps(sequence.transfer_params)
+        host, port = sequence.transfer_params.get("remote_host"), sequence.transfer_params.get("remote_port")
+        if isinstance(host, str) and isinstance(port, int):
+            complete.kv_transfer_params.remote_host = host
+            complete.kv_transfer_params.remote_port = port
+    return pb.GenerateResponse(complete=complete)
+
+
+def logprob_fields(sequence: Sequence, output: int, prompt_field: int, start: int, stop: int, *, prompt: bool) -> bytes:
+    """OutputLogProbs of tokens [start, stop) as field `output`, and InputLogProbs as field `prompt_field`."""
+    rich = sequence.rich
+    if rich is None:
+        return b""
+    fields = b""
+    if rich.logprobs is not None and stop > start:
+        message = output_logprobs(rich.logprobs, start, stop)
+        fields = b"%b%b%b" % (VARINT[output << 3 | 2], VARINT[len(message)], message)
+    if prompt and rich.prompt_logprobs is not None and len(rich.prompt_logprobs) >= sequence.request.prompt_tokens - 1:
+        message = input_logprobs(sequence.request.prompt_ids, rich.prompt_logprobs)
+        fields += b"%b%b%b" % (VARINT[prompt_field << 3 | 2], VARINT[len(message)], message)
+    return fields
+
+
+def output_logprobs(columns: Columns, start: int, stop: int) -> bytes:
+    """OutputLogProbs: the value and id of each token, and its k most likely, the likeliest first."""
+    width = columns.width
+    values = b"".join([columns.values[row * width * 4 : row * width * 4 + 4] for row in range(start, stop)])
+    ids = b"".join([VARINT[columns.ids[row * width]] for row in range(start, stop)])
+    return b"\x0a%b%b\x12%b%b%b" % (
+        VARINT[len(values)],
+        values,
+        VARINT[len(ids)],
+        ids,
+        b"".join([_top(columns, row) for row in range(start, stop)]) if width > 1 else b"",
+    )
+
+
+def input_logprobs(prompt: list[int], columns: Columns) -> bytes:
+    """InputLogProbs: one entry a prompt token; the first has no value and no alternatives."""
+    width = columns.width
+    ids = b"".join([VARINT[token] for token in prompt])
+    values = [b"\x0a\x00"]
+    tops = [b"\x1a\x00"]
+    for row in range(len(prompt) - 1):
+        start = row * width * 4
+        values.append(b"\x0a\x05\x0d%b" % bytes(columns.values[start : start + 4]))
+        tops.append(_top(columns, row))
+    top = b"".join(tops) if width > 1 else b""
+    return b"%b\x12%b%b%b" % (b"".join(values), VARINT[len(ids)], ids, top)
+
+
+def _top(columns: Columns, row: int) -> bytes:
+    """One TopLogProbs as field 3: the row's columns 1 to k."""
+    width = columns.width
+    start, stop = row * width + 1, (row + 1) * width
+    ids = b"".join([VARINT[token] for token in columns.ids[start:stop]])
+    body = b"\x0a%b%b\x12%b%b" % (
+        VARINT[(stop - start) * 4],
+        bytes(columns.values[start * 4 : stop * 4]),
+        VARINT[len(ids)],
+        ids,
+    )
+    return b"\x1a%b%b" % (VARINT[len(body)], body)
