@@ -59,8 +59,9 @@ EVENTLESS_BYTES = 1 << 18
 TINY_DATA_BYTES = 16
 # How long a connection waits for the answer to the PING between its two GOAWAYs.
 GOAWAY_ROUND_TRIP_S = 1.0
-# How long a connection that we close may take to accept its last bytes.
+# How long a connection that we close may take to accept its last bytes, and how much it may still send.
 LINGER_S = 1.0
+LINGER_BYTES = 1 << 20
 DRAIN_PING = b"draining"
 KEEPALIVE_PING = b"stillup?"
 
@@ -114,6 +115,8 @@ class Connection(asyncio.Protocol):
         # Answered streams whose client still sends.
         self._early: set[int] = set()
         self._goaways = 0
+        # Bytes that came after the end.
+        self._unheard = 0
         self._timer: asyncio.TimerHandle | None = None
         # Nothing is read or written any more.
         self.closing = False
@@ -181,6 +184,9 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.closing:
+            self._unheard += len(data)
+            if self._unheard > LINGER_BYTES:
+                self._abort()
             return
         self.heard_at = self._loop.time()
         if self._inlet is not None:
@@ -478,7 +484,11 @@ class Connection(asyncio.Protocol):
             call.cancel(CancelReason.CONNECTION)
 
     def _abort(self) -> None:
+        """Reset the connection: after a plain close the kernel would keep our unsent bytes for the client for minutes."""
         if self._transport is not None:
+            sock = self._transport.get_extra_info("socket")
+            if sock is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._transport.abort()
 
     def shut_down(self, reason: str | None = None) -> None:

@@ -1,0 +1,47 @@
+"""How the server leaves a client that it has given up: nothing is kept for it, and little more is read from it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from bridge.grpc.connection import LINGER_S
+from tests.grpc.raw import PING, PREFACE, frame, settings, window_update
+from tests.grpc.serving import Running, until
+
+
+async def connected(server: Running) -> socket.socket:
+    """A blocking socket whose preface and SETTINGS the server has seen."""
+    sock = socket.create_connection(("127.0.0.1", server.port))
+    sock.sendall(PREFACE + settings(window=2**31 - 1) + window_update(0, 2**31 - 65536))
+    await until(lambda: any(one.settled for one in server.server._connections))
+    return sock
+
+
+async def test_a_dropped_client_is_reset_and_its_unsent_bytes_are_gone(server: Running) -> None:
+    sock = await connected(server)
+    (connection,) = server.server._connections
+    assert connection._transport is not None
+    connection._transport.write(bytes(32 << 20))
+    assert connection.unsent() > 1 << 20
+    connection.drop("slow_reader")
+    await until(lambda: server.server.stats.connections == 0)
+    with pytest.raises(ConnectionResetError):
+        while sock.recv(1 << 20):
+            pass
+    sock.close()
+
+
+async def test_a_client_that_goes_on_sending_is_not_heard_for_long(server: Running) -> None:
+    sock = await connected(server)
+    sock.setblocking(False)
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    with pytest.raises(OSError):
+        while True:
+            await loop.sock_sendall(sock, frame(PING, 0, 0, bytes(8)) * 10_000)
+    await until(lambda: server.server.stats.connections == 0)
+    assert loop.time() - started < LINGER_S
+    sock.close()
