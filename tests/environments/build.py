@@ -33,6 +33,10 @@ ROOT = HERE.parent.parent
 ENVS = ROOT / ".envs"
 MODELS = ROOT / ".models"
 PYTHONS = ((3, 11), (3, 14))
+if not PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]:
+    sys.exit(
+        "error: Python 3.11 to 3.14 is needed, this is {}.{}; try make PYTHON=python3.12".format(*sys.version_info)
+    )
 
 TORCH = "2.13.0"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -323,9 +327,6 @@ def main(names: list[str]) -> int:
     if not names or not set(names) <= {*TARGETS, "all"}:
         print(f"usage: build.py {'|'.join((*TARGETS, 'all'))} …", file=sys.stderr)
         return 2
-    if not PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]:
-        print("error: Python 3.11 to 3.14 is needed; this is {}.{}".format(*sys.version_info[:2]), file=sys.stderr)
-        return 1
     todo: dict[str, None] = {}
     for name in TARGETS if "all" in names else names:
         todo.update(dict.fromkeys((*TARGETS[name].needs, name)))
