@@ -8,7 +8,7 @@ fill in is filled in here.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -83,28 +83,29 @@ class Guard:
                 log.warning("the model's default %s is %r, which the engine refuses; it is not used", name, value)
         return checked
 
-    def truncate(self, prompt: list[int], limit: int | None) -> list[int]:
-        """The last `limit` tokens of a prompt; -1 keeps what leaves room for one output token; None keeps all."""
-        if limit is None:
-            return prompt
+    def truncate(self, prompt: Sequence[int], limit: int) -> Sequence[int]:
+        """The last `limit` tokens of a prompt; -1 keeps what leaves room for one output token."""
         most = self.max_model_len - 1
         if limit != -1 and not 1 <= limit <= most:
             raise invalid("truncate_prompt_tokens", limit, f"-1 or from 1 to {most}")
         return prompt[-(most if limit == -1 else limit) :]
 
-    def check_embed(self, prompt: list[int]) -> None:
-        """Raises `Refusal` unless the model embeds and the prompt fits it."""
+    def check_embed(self, prompt: Sequence[int]) -> list[int]:
+        """The prompt; raises `Refusal` unless the model embeds and the prompt fits it."""
         if self._facts.is_generation:
             raise Refusal(Code.FAILED_PRECONDITION, f"{self._facts.served_model_name} generates; it does not embed")
         if not 1 <= len(prompt) <= self.max_model_len:
             raise invalid("the number of input_ids", len(prompt), f"from 1 to {self.max_model_len}")
-        self._check_ids("input_ids", prompt)
+        ids = list(prompt)
+        self._check_ids("input_ids", ids)
+        return ids
 
     def check(self, prompt: list[int], ask: Ask) -> Sampling:
         """The values to send for a prompt of token ids; raises `Refusal` naming the field, the value and the limit."""
         if not self._facts.is_generation:
             raise Refusal(Code.FAILED_PRECONDITION, f"{self._facts.served_model_name} embeds; it does not generate")
-        room = self._check_prompt(prompt)
+        room = self.room(len(prompt))
+        self._check_ids("input_ids", prompt)
         asked_max_tokens = ask.max_tokens
         if asked_max_tokens is not None:
             ask.max_tokens = min(asked_max_tokens, room)
@@ -156,18 +157,17 @@ class Guard:
         value = getattr(ask, name)
         return self._defaults.get(name, last) if value is None else value
 
-    def _check_prompt(self, prompt: list[int]) -> int:
-        """Tokens of output that fit behind the prompt."""
-        if not prompt:
+    def room(self, tokens: int) -> int:
+        """Tokens of output that fit behind a prompt of so many; raises `Refusal` when none do, or for an empty one."""
+        if not tokens:
             raise Refusal(Code.INVALID_ARGUMENT, "input_ids is empty; a prompt has at least one token")
-        room = self.max_model_len - len(prompt)
+        room = self.max_model_len - tokens
         if room < 1:
             raise Refusal(
                 Code.INVALID_ARGUMENT,
-                f"input_ids has {len(prompt)} tokens; it must be at most {self.max_model_len - 1}, "
+                f"input_ids has {tokens} tokens; it must be at most {self.max_model_len - 1}, "
                 f"so that one output token fits the context of {self.max_model_len}",
             )
-        self._check_ids("input_ids", prompt)
         return room
 
     def _check_ids(self, field: str, ids: list[int]) -> None:

@@ -15,7 +15,7 @@ class Refusal(GrpcError):
 
 
 def shown(value: Any) -> str:
-    text = repr(value)
+    text = repr(value[:SHOWN] if isinstance(value, str | bytes) else value)
     return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
 
 

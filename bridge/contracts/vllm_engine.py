@@ -15,7 +15,7 @@ import datetime
 import json
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,8 @@ import msgspec
 from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
+from bridge.contracts import amounts
+from bridge.contracts.amounts import at_most
 from bridge.contracts.context import Context
 from bridge.contracts.vllm_render import EmbedSink, PlainSink, RichSink
 from bridge.engine import State
@@ -72,6 +74,7 @@ class VllmEngine:
         arrived = time.time()
         self._engine.table  # noqa: B018  (refuses unless up)
         _refuse_unsupported(message)
+        _refuse_excess(message)
         params = message.sampling_params
         kind = message.WhichOneof("input")
         if kind is None:
@@ -81,16 +84,31 @@ class VllmEngine:
             task = asyncio.ensure_future(self._prepare(message, call, arrived))
             call.on_cancel = partial(_cancel_task, task)
         else:
-            self._submit(message, call, list(message.tokenized.input_ids), arrived, None)
+            self._submit(message, call, self._prompt(message), arrived, None)
+
+    def _prompt(self, message: pb.GenerateRequest) -> list[int]:
+        """The prompt's ids; raises `Refusal` for too many before they are a list."""
+        ids, params = message.tokenized.input_ids, message.sampling_params
+        if not params.HasField("truncate_prompt_tokens"):
+            self._context.guard.room(len(ids))
+        return list(self._kept(params, ids))
+
+    def _kept(self, params: pb.SamplingParams, ids: Sequence[int]) -> Sequence[int]:
+        """What truncate_prompt_tokens leaves of a prompt."""
+        if not params.HasField("truncate_prompt_tokens"):
+            return ids
+        return self._context.guard.truncate(ids, params.truncate_prompt_tokens)
 
     async def _prepare(self, message: pb.GenerateRequest, call: Call, arrived: float) -> None:
         """Do what cannot be done on the loop at once: tokenize, read the tokenizer, validate a constraint."""
         context, params = self._context, message.sampling_params
         try:
             if message.WhichOneof("input") == "text":
-                ids = await context.text.encode(message.text)
+                limit = amounts.CHARACTERS_PER_TOKEN * context.guard.max_model_len
+                at_most("text", message.text, limit, "characters")
+                ids = list(self._kept(params, await context.text.encode(message.text)))
             else:
-                ids = list(message.tokenized.input_ids)
+                ids = self._prompt(message)
             if params.stop:
                 await context.text.tokenizer()
             constraint = await self._constraint(params)
@@ -108,6 +126,10 @@ class VllmEngine:
         kind = params.WhichOneof("constraint")
         if kind is None:
             return None
+        if kind == "choice":
+            at_most("choice", params.choice.choices, amounts.CHOICES, "choices")
+        else:
+            at_most(kind, getattr(params, kind), amounts.CONSTRAINT_CHARACTERS, "characters")
         value = list(params.choice.choices) if kind == "choice" else getattr(params, kind)
         return await self._context.grammar.prepare(kind, value)
 
@@ -116,7 +138,6 @@ class VllmEngine:
     ) -> None:
         engine, guard, params = self._engine, self._context.guard, message.sampling_params
         ask = _ask(params)
-        ids = guard.truncate(ids, ask.truncate_prompt_tokens)
         sampling = guard.check(ids, ask)
         sampling.constraint = constraint
         transfer = self._transfer_params(message)
@@ -183,6 +204,7 @@ class VllmEngine:
         """The KV connector's parameters: the JSON object, or the older pair of host and port."""
         if message.HasField("kv_transfer_params_json"):
             field, text = "kv_transfer_params_json", message.kv_transfer_params_json
+            at_most(field, text, amounts.TRANSFER_CHARACTERS, "characters")
             try:
                 found = json.loads(text)
             except (ValueError, RecursionError):
@@ -203,8 +225,7 @@ class VllmEngine:
 
     async def embed(self, message: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:
         engine, table, arrived = self._engine, self._engine.table, time.time()
-        ids = list(message.tokenized.input_ids)
-        self._context.guard.check_embed(ids)
+        ids = self._context.guard.check_embed(message.tokenized.input_ids)
         sink = EmbedSink()
         request = Request(message.request_id, ids, call, sink, stream=False, arrived=arrived)
         engine.submit(
@@ -218,6 +239,7 @@ class VllmEngine:
 
     async def abort(self, message: pb.AbortRequest, call: Call) -> pb.AbortResponse:
         table = self._engine.table
+        at_most("request_ids", message.request_ids, amounts.ABORTS, "ids")
         for request_id in message.request_ids:
             table.abort(request_id)
         return pb.AbortResponse()
@@ -374,6 +396,15 @@ def _refuse_unsupported(message: pb.GenerateRequest) -> None:
     for field in ("mm_inputs", "extra_mm_inputs", "media_refs"):
         if _present(message, field):
             raise unsupported(field, "set", "media inputs are not supported; send text or token ids only")
+
+
+def _refuse_excess(message: pb.GenerateRequest) -> None:
+    """Refuse what would take long to look at piece by piece."""
+    params = message.sampling_params
+    at_most("request_id", message.request_id, amounts.REQUEST_ID_CHARACTERS, "characters")
+    at_most("stop", params.stop, amounts.STOP_STRINGS, "strings")
+    at_most("stop_token_ids", params.stop_token_ids, amounts.STOP_IDS, "ids")
+    at_most("logit_bias", params.logit_bias, amounts.BIASES, "entries")
 
 
 def _present(message: Any, field: str) -> bool:

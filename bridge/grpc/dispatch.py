@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
 from bridge.grpc.framing import PREFIX_BYTES, MessageTooLarge, inflate
+from bridge.grpc.shape import COUNTED_FROM_BYTES, has_too_many_pieces
 from bridge.grpc.status import Code, GrpcError
 
 if TYPE_CHECKING:
@@ -106,10 +107,12 @@ def too_large(limit: int) -> GrpcError:
 
 
 def parse(call: Call, message: bytes) -> Any:
-    """``message`` as the method's request type; GrpcError INTERNAL if it is not one."""
+    """``message`` as the method's request type; GrpcError INTERNAL if it is not one, RESOURCE_EXHAUSTED for a bomb."""
     request_class = call.spec.request_class
     if request_class is None:
         return message
+    if len(message) > COUNTED_FROM_BYTES and has_too_many_pieces(message, request_class.DESCRIPTOR):
+        raise GrpcError(Code.RESOURCE_EXHAUSTED, f"{request_class.__name__} has too many fields or numbers")
     try:
         return request_class.FromString(message)
     except Exception as error:
