@@ -143,12 +143,35 @@ def test_max_tokens_beyond_the_context_is_clamped_to_it(served: Worker) -> None:
     assert (answer.complete.completion_tokens, answer.complete.finish_reason) == (24, "length")
 
 
-def test_what_is_not_there_yet_is_refused_by_name(served: Worker) -> None:
-    for field, value in (("n", 2), ("stop", ["x"]), ("logprobs", 1), ("json_object", True), ("logit_bias", {5: 1.0})):
+def test_media_and_foreign_transfers_are_refused_by_name(served: Worker) -> None:
+    with_media = request([1, 2, 3])
+    with_media.mm_inputs.im_token_id = 5
+    with_transfer = request([1, 2, 3])
+    with_transfer.kv_transfer_params_json = "{}"
+    for asked, code, field in (
+        (with_media, grpc.StatusCode.UNIMPLEMENTED, "mm_inputs"),
+        (with_transfer, grpc.StatusCode.FAILED_PRECONDITION, "kv_transfer_params_json"),
+    ):
         with pytest.raises(grpc.RpcError) as error:
-            list(served.stub.Generate(request([1, 2, 3], **{field: value}), timeout=30))
-        assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        assert field in error.value.details()
+            list(served.stub.Generate(asked, timeout=30))
+        assert error.value.code() is code and field in error.value.details()
+
+
+def test_a_generation_model_does_not_embed(served: Worker) -> None:
+    with pytest.raises(grpc.RpcError) as error:
+        served.stub.Embed(pb.EmbedRequest(tokenized=pb.TokenizedInput(input_ids=[1, 2])), timeout=5)
+    assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_truncation_keeps_the_end_of_the_prompt(served: Worker) -> None:
+    ids = list(range(100, 160))
+    (cut,) = served.stub.Generate(request(ids, stream=False, truncate_prompt_tokens=7), timeout=60)
+    (same,) = served.stub.Generate(request(ids[-7:], stream=False), timeout=60)
+    assert cut.complete == same.complete and cut.complete.prompt_tokens == 7
+    (whole,) = served.stub.Generate(
+        request([1] * 2000, stream=False, truncate_prompt_tokens=-1, ignore_eos=True), timeout=60
+    )
+    assert (whole.complete.prompt_tokens, whole.complete.completion_tokens) == (1023, 1)
 
 
 def test_model_info_reports_the_model(served: Worker, smollm2: object) -> None:

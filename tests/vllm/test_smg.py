@@ -45,6 +45,39 @@ def test_completions_whole_and_streamed(smg: str) -> None:
     assert "".join(pieces) == whole["text"] and len(pieces) > 3
 
 
+def test_a_stop_string_ends_and_is_not_shown(smg: str) -> None:
+    reply = post_json(f"{smg}/v1/chat/completions", chat(stop=["France"]))["choices"][0]
+    assert reply["message"]["content"] == "The capital of " and reply["finish_reason"] == "stop"
+    events = list(post_events(f"{smg}/v1/chat/completions", chat(stop=["France"])))
+    pieces = [event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"]]
+    assert "".join(pieces) == "The capital of "
+
+
+def test_logprobs_of_each_token_once(smg: str) -> None:
+    whole = post_json(f"{smg}/v1/chat/completions", chat(logprobs=True, top_logprobs=3))
+    entries = whole["choices"][0]["logprobs"]["content"]
+    assert len(entries) >= whole["usage"]["completion_tokens"] - 1
+    for entry in entries:
+        assert len(entry["top_logprobs"]) == 3
+        assert entry["top_logprobs"][0]["logprob"] == entry["logprob"] <= 0, "greedy takes the likeliest"
+    streamed = []
+    for event in post_events(f"{smg}/v1/chat/completions", chat(logprobs=True, top_logprobs=3)):
+        for choice in event["choices"]:
+            streamed += (choice.get("logprobs") or {}).get("content") or []
+    assert [entry["token"] for entry in streamed][: len(entries)] == [entry["token"] for entry in entries]
+    assert len(streamed) <= len(entries) + 1, "a token's log-probability came twice"
+
+
+def test_two_samples_of_one_request(smg: str) -> None:
+    body = chat(n=2, temperature=0.9, seed=7)
+    choices = post_json(f"{smg}/v1/chat/completions", body)["choices"]
+    assert sorted(choice["index"] for choice in choices) == [0, 1]
+    assert choices[0]["message"]["content"] != choices[1]["message"]["content"]
+    assert sorted(post_json(f"{smg}/v1/chat/completions", body)["choices"], key=lambda one: one["index"]) == sorted(
+        choices, key=lambda one: one["index"]
+    ), "seeded samples repeat"
+
+
 def test_a_client_that_disconnects_frees_the_engine(smg: str, served: Worker) -> None:
     served.wait_idle(5)
     address = urllib.parse.urlparse(smg)
