@@ -1,0 +1,300 @@
+"""The request table on vLLM's real wire: steps as the engine encodes them in, frames and rendered results out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from bridge.grpc.status import Code
+from bridge.refusal import Refusal
+from bridge.requests import ABORT_HOLD_S, STRANGER_ABORTS_PER_SECOND, Request, RequestTable, Rich, Sequence
+from bridge.stops import StopMatcher, StopRules
+from bridge.wire.codec import Finish, GenerateCall, Sampling
+from bridge.wire.engines import codec_for
+
+RANK = b"\0\0"
+ABORT = b"\x01"
+STOP, LENGTH, ERROR = 0, 1, 3
+
+
+class Out:
+    """The call a request answers on."""
+
+    blocked = False
+
+
+class Recorder:
+    """A sink that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.chunks: list[list[int]] = []
+        self.ends: list[tuple[int, Finish | None, list[int]]] = []
+        self.closed = 0
+        self.failure: tuple[Code, str] | None = None
+
+    def chunk(self, sequence: Sequence, tokens: list[int]) -> None:
+        self.chunks.append(tokens)
+
+    def complete(self, sequence: Sequence) -> None:
+        self.ends.append((sequence.index, sequence.finish, list(sequence.output_ids)))
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def fail(self, code: Code, message: str) -> None:
+        self.failure = (code, message)
+
+
+class Bench:
+    """A table whose engine is this test."""
+
+    def __init__(self, max_in_flight: int = 100) -> None:
+        self.codec = codec_for("vllm", {"vllm_version": "0.32.0"}, {}, 1)
+        self.sent: list[list[bytes]] = []
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.now = 0.0
+        self.table = RequestTable(
+            self.codec,
+            lambda rank, frames: self.sent.append(frames),
+            "1.1",
+            max_in_flight=max_in_flight,
+            call_later=lambda delay, call: self.timers.append((delay, call)),
+            clock=lambda: self.now,
+        )
+
+    def admit(
+        self, client_id: str = "", *, samples: int = 1, rich: Callable[[], Rich] | None = None, **given: Any
+    ) -> tuple[Request, Recorder, Out]:
+        sink, out = Recorder(), Out()
+        request = Request(client_id, [1, 2, 3], out, sink, stream=True, arrived=0.0, **given)
+        sampling = Sampling(max_tokens=100)
+        calls = [
+            GenerateCall(wire_id="", prompt_token_ids=[1, 2, 3], sampling=sampling, arrival_time=0.0)
+            for _ in range(samples)
+        ]
+        self.table.admit(request, RANK, list(calls), rich)
+        return request, sink, out
+
+    def step(self, *outputs: tuple[str, list[int], int | None]) -> Any:
+        """One engine message, decoded from real bytes."""
+        encoded = [[wire_id, tokens, None, None, None, finish, *[None] * 12] for wire_id, tokens, finish in outputs]
+        return self.codec.step([msgspec.msgpack.encode([0, encoded, None, 0.0, None, None, None, None, "default"])])
+
+    def deliver(self, *outputs: tuple[str, list[int], int | None]) -> None:
+        self.table.deliver([self.step(*outputs)])
+
+    def aborted(self) -> list[str]:
+        return [one for frames in self.sent if frames[0] == ABORT for one in msgspec.msgpack.decode(frames[1])]
+
+
+def wire_id(request: Request, index: int = 0) -> str:
+    return request.sequences[index].wire_id
+
+
+def test_steps_that_waited_together_become_one_chunk() -> None:
+    bench = Bench()
+    request, sink, _ = bench.admit()
+    one = wire_id(request)
+    bench.deliver((one, [10], None))
+    bench.table.deliver(
+        [bench.step((one, [11], None)), bench.step((one, [12, 13], None)), bench.step((one, [14], LENGTH))]
+    )
+    assert sink.chunks == [[10], [11, 12, 13, 14]]
+    assert sink.ends == [(0, Finish.LENGTH, [10, 11, 12, 13, 14])] and sink.closed == 1
+    assert len(bench.table) == 0
+
+
+def test_a_blocked_stream_keeps_tokens_and_sends_them_as_one_chunk() -> None:
+    bench = Bench()
+    request, sink, out = bench.admit()
+    out.blocked = True
+    for token in range(5):
+        bench.deliver((wire_id(request), [token], None))
+    assert sink.chunks == []
+    out.blocked = False
+    bench.table.resume(request)
+    bench.deliver((wire_id(request), [5], None))
+    assert sink.chunks == [[0, 1, 2, 3, 4], [5]]
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 1000), max_size=3), st.booleans(), st.booleans()), max_size=30))
+def test_tokens_are_never_lost_repeated_or_reordered(script: list[tuple[list[int], bool, bool]]) -> None:
+    bench = Bench()
+    request, sink, out = bench.admit()
+    waiting, expected = [], []
+    for tokens, blocked, more in script:
+        expected += tokens
+        waiting.append(bench.step((wire_id(request), tokens, None)))
+        out.blocked = blocked
+        if not blocked:
+            bench.table.resume(request)
+        if not more:
+            bench.table.deliver(waiting)
+            waiting = []
+    bench.table.deliver([*waiting, bench.step((wire_id(request), [7], STOP))])
+    assert [token for chunk in sink.chunks for token in chunk] == [*expected, 7] == sink.ends[0][2]
+    assert all(sink.chunks) and sink.closed == 1 and len(sink.ends) == 1
+
+
+def test_an_output_after_the_terminal_changes_nothing() -> None:
+    bench = Bench()
+    request, sink, _ = bench.admit()
+    one = wire_id(request)
+    bench.deliver((one, [1], LENGTH))
+    bench.deliver((one, [2], LENGTH), (one, [3], None))
+    assert sink.ends == [(0, Finish.LENGTH, [1])] and sink.closed == 1
+    assert bench.table.strangers == 0 and bench.aborted() == []
+
+
+def test_an_abort_gives_the_terminal_and_late_tokens_are_dropped() -> None:
+    bench = Bench()
+    request, sink, _ = bench.admit("mine")
+    bench.deliver((wire_id(request), [1], None))
+    assert bench.table.abort("mine") and not bench.table.abort("mine")
+    bench.deliver((wire_id(request), [2], None))
+    assert sink.ends == [(0, Finish.ABORT, [1])]
+    assert bench.aborted() == [wire_id(request)]
+
+
+def test_a_live_id_is_refused_and_free_again_after_its_abort() -> None:
+    bench = Bench()
+    bench.admit("mine")
+    with pytest.raises(Refusal) as refused:
+        bench.admit("mine")
+    assert refused.value.code is Code.ALREADY_EXISTS
+    bench.table.abort("mine")
+    bench.admit("mine")
+    bench.admit("")
+    bench.admit("")
+
+
+def test_the_limit_counts_samples() -> None:
+    bench = Bench(max_in_flight=3)
+    bench.admit(samples=2)
+    with pytest.raises(Refusal) as refused:
+        bench.admit(samples=2)
+    assert refused.value.code is Code.RESOURCE_EXHAUSTED and "--max-in-flight" in refused.value.message
+
+
+def test_each_sample_ends_once_and_the_call_after_the_last() -> None:
+    bench = Bench()
+    request, sink, _ = bench.admit(samples=3)
+    bench.deliver(*((wire_id(request, index), [index], None) for index in range(3)))
+    bench.deliver((wire_id(request, 1), [9], STOP))
+    assert sink.closed == 0
+    bench.table.cancel(request)
+    assert bench.aborted() == [wire_id(request, 0), wire_id(request, 2)]
+    assert sink.closed == 0 and sink.failure is None
+
+
+def test_an_error_of_one_sample_ends_the_request_and_aborts_the_others() -> None:
+    bench = Bench()
+    request, sink, _ = bench.admit(samples=2)
+    bench.deliver((wire_id(request, 0), [], ERROR))
+    assert sink.failure is not None and sink.failure[0] is Code.INTERNAL
+    assert bench.aborted() == [wire_id(request, 1)]
+
+
+def test_an_orphans_output_is_aborted_but_not_without_limit() -> None:
+    bench = Bench()
+    bench.admit()
+    for number in range(100):
+        bench.deliver((f"9.9.{number}", [1], None))
+    assert bench.table.strangers == 100
+    assert len(bench.aborted()) == STRANGER_ABORTS_PER_SECOND
+    bench.now = 1.5
+    bench.deliver(("9.9.1", [1], None))
+    assert len(bench.aborted()) == STRANGER_ABORTS_PER_SECOND + 1
+
+
+def test_an_abort_while_the_cache_is_transferred_waits_for_the_first_token() -> None:
+    bench = Bench()
+    request, _, _ = bench.admit(receiving=True)
+    bench.table.cancel(request)
+    assert bench.aborted() == []
+    bench.deliver((wire_id(request), [5], None))
+    assert bench.aborted() == [wire_id(request)]
+    bench.timers[0][1]()
+    assert len(bench.aborted()) == 1
+
+
+def test_an_abort_while_the_cache_is_transferred_waits_no_longer_than_its_cap() -> None:
+    bench = Bench()
+    request, _, _ = bench.admit(receiving=True)
+    bench.table.cancel(request)
+    ((delay, release),) = bench.timers
+    assert delay == ABORT_HOLD_S
+    release()
+    assert bench.aborted() == [wire_id(request)]
+
+
+def test_a_transfer_that_ends_by_itself_needs_no_abort() -> None:
+    bench = Bench()
+    request, _, _ = bench.admit(receiving=True)
+    bench.table.cancel(request)
+    bench.deliver((wire_id(request), [], ERROR))
+    bench.timers[0][1]()
+    assert bench.aborted() == []
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
+
+
+def stops(tokenizer: Tokenizer, *strings: str, min_tokens: int = 0) -> Callable[[], Rich]:
+    rules = StopRules(
+        tokenizer,
+        strings,
+        [1],
+        min_tokens=min_tokens,
+        skip_special_tokens=True,
+        spaces_between_special_tokens=True,
+    )
+
+    def make() -> Rich:
+        rich = Rich()
+        rich.stops = StopMatcher(rules)
+        return rich
+
+    return make
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 50])
+def test_a_stop_string_cuts_at_its_completing_token_however_tokens_arrive(tokenizer: Tokenizer, size: int) -> None:
+    ids = tokenizer.encode("The quick brown fox jumps over the lazy dog, and runs away.").ids
+    expected = next(n for n in range(len(ids) + 1) if "lazy d" in tokenizer.decode(ids[:n]))
+    bench = Bench()
+    request, sink, _ = bench.admit(rich=stops(tokenizer, "never", "lazy d"))
+    for start in range(0, len(ids), size):
+        bench.deliver((wire_id(request), ids[start : start + size], None))
+    assert sink.ends == [(0, Finish.STOP, ids[:expected])]
+    assert request.sequences[0].stop_string == "lazy d"
+    assert bench.aborted() == [wire_id(request)]
+
+
+def test_a_stop_string_in_the_last_delta_needs_no_abort(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("one two three").ids
+    bench = Bench()
+    request, sink, _ = bench.admit(rich=stops(tokenizer, "three"))
+    bench.deliver((wire_id(request), ids, LENGTH))
+    assert sink.ends == [(0, Finish.STOP, ids)] and bench.aborted() == []
+
+
+@given(st.data())
+def test_a_matcher_finds_what_a_search_of_the_whole_text_finds(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    text = data.draw(st.text(alphabet="abé🙂 .\n", max_size=40))
+    strings = data.draw(st.lists(st.text(alphabet="abé🙂 .\n", min_size=1, max_size=4), min_size=1, max_size=3))
+    ids = tokenizer.encode(text).ids
+    matcher = stops(tokenizer, *strings)().stops
+    assert matcher is not None
+    found = matcher.feed(ids)
+    kept = next((n for n in range(1, len(ids) + 1) if any(s in tokenizer.decode(ids[:n]) for s in strings)), None)
+    assert (found[0] if found else None) == kept
