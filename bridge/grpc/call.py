@@ -52,6 +52,7 @@ class Call:
         "half_closed",
         "headers_sent",
         "metadata",
+        "metadata_bytes",
         "on_cancel",
         "on_writable",
         "receiving_since",
@@ -85,6 +86,8 @@ class Call:
         self.spec = spec
         self.stream_id = stream_id
         self.metadata = metadata
+        # What the metadata takes of the memory for requests.
+        self.metadata_bytes = 0
         self.deadline = None
         self.blocked = credit <= 0 or connection.blocked
         self.on_writable = None

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from bridge.grpc.connection import Connection
 
 GRPC_CONTENT_TYPE = b"application/grpc"
+# A tuple and two bytes objects. A field that a client sends as one byte, HPACK's index, takes its whole length here.
+FIELD_BYTES = 128
+TOO_MANY_BYTES = "too many request bytes in flight"
+# Calls share the metadata that is no more than the client's name.
+LONG_AGENT_BYTES = 256
 
 
 class Refusal(Exception):
@@ -45,7 +50,7 @@ class Intake:
         # Metadata of calls that send none of their own, shared by all of them.
         self._agent: bytes | None = None
         self._plain = Metadata()
-        # Request bytes kept for incomplete requests.
+        # Request bytes kept for incomplete requests, and the metadata of open calls.
         self.buffered = 0
         # Unary requests whose end has not arrived.
         self.receiving: dict[int, Call] = {}
@@ -69,11 +74,12 @@ class Intake:
         if stats.calls_open >= self._limits.max_calls:
             message = f"the server's limit of {self._limits.max_calls} calls in flight is reached"
             raise refusal("calls", Code.RESOURCE_EXHAUSTED, message)
-        metadata = self._plain
-        if not headers.keys() <= PLAIN_FIELDS:
-            metadata = self._own_metadata(fields)
-        elif headers.get(b"user-agent") != self._agent:
-            self._agent = agent = headers.get(b"user-agent")
+        metadata, size = self._plain, 0
+        agent = headers.get(b"user-agent")
+        if not headers.keys() <= PLAIN_FIELDS or (agent is not None and len(agent) > LONG_AGENT_BYTES):
+            metadata, size = self._own_metadata(fields)
+        elif agent != self._agent:
+            self._agent = agent
             metadata = self._plain = Metadata(((b"user-agent", agent),) if agent is not None else ())
         encoding = headers.get(b"grpc-encoding", b"identity")
         if encoding not in REQUEST_ENCODINGS:
@@ -92,6 +98,9 @@ class Intake:
             call.reply_gzip = True
         stats.calls_open += 1
         stats.calls_total += 1
+        if size:
+            call.metadata_bytes = size
+            self._take(size)
         return call
 
     def start(self, call: Call, end: bool, now: float) -> None:
@@ -151,6 +160,9 @@ class Intake:
     def call_ended(self, call: Call) -> None:
         """Drop what an ended call still kept."""
         self._no_longer_receiving(call)
+        if call.metadata_bytes:
+            self.release(call.metadata_bytes)
+            call.metadata, call.metadata_bytes = self._plain, 0
         if call.body is not None:
             self.release(len(call.body))
             call.body = None
@@ -167,23 +179,34 @@ class Intake:
             call.receiving_since = None
             self.receiving.pop(call.stream_id, None)
 
-    def _own_metadata(self, fields: tuple[RawHeader, ...]) -> Metadata:
+    def _own_metadata(self, fields: tuple[RawHeader, ...]) -> tuple[Metadata, int]:
+        """The metadata of a call that shares it with no other, and the memory it takes."""
         limits = self._limits
         size = sum(len(name) + len(value) + 32 for name, value in fields)
         if size > limits.max_header_list_bytes or len(fields) > limits.max_header_fields:
             message = f"metadata exceeds {limits.max_header_list_bytes} bytes or {limits.max_header_fields} fields"
             raise refusal("metadata", Code.RESOURCE_EXHAUSTED, message)
-        return Metadata(tuple(field for field in fields if field[0] not in PROTOCOL_FIELDS))
+        own = tuple(field for field in fields if field[0] not in PROTOCOL_FIELDS)
+        size = sum(len(name) + len(value) + FIELD_BYTES for name, value in own)
+        if self._is_over(size):
+            raise refusal("buffered_bytes", Code.RESOURCE_EXHAUSTED, TOO_MANY_BYTES)
+        return Metadata(own), size
 
-    def _keep(self, call: Call, size: int) -> None:
+    def _take(self, size: int) -> None:
         self.buffered += size
         self._stats.buffered_bytes += size
+
+    def _is_over(self, more: int = 0) -> bool:
         limits = self._limits
-        if (
-            self.buffered > limits.max_buffered_bytes_per_connection
-            or self._stats.buffered_bytes > limits.max_buffered_bytes
-        ):
-            self.refuse(call, GrpcError(Code.RESOURCE_EXHAUSTED, "too many request bytes in flight"), "buffered_bytes")
+        return (
+            self.buffered + more > limits.max_buffered_bytes_per_connection
+            or self._stats.buffered_bytes + more > limits.max_buffered_bytes
+        )
+
+    def _keep(self, call: Call, size: int) -> None:
+        self._take(size)
+        if self._is_over():
+            self.refuse(call, GrpcError(Code.RESOURCE_EXHAUSTED, TOO_MANY_BYTES), "buffered_bytes")
 
     def _messages(self, call: Call, requests: RequestStream, data: bytes, end: bool) -> None:
         """Hand over each message of a client-streaming call that is complete."""

@@ -26,7 +26,7 @@ class Limits:
     max_calls: int = 16384
     # One request message, after decompression; images travel in requests.
     max_message_bytes: int = 64 * MIB
-    # Request bytes received for calls whose request is not complete.
+    # Request bytes received for calls whose request is not complete, and the metadata of open calls.
     max_buffered_bytes_per_connection: int = 256 * MIB
     max_buffered_bytes: int = 512 * MIB
     # Messages of one client-streaming call that wait for its handler.

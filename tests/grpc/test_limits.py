@@ -377,3 +377,25 @@ async def test_bytes_that_are_not_http2_do_not_disturb_others(server: Running, c
     call.finish()
     await good.until(lambda c: c.messages(1) == [b"fine"])
     assert server.server.stats.connections == 1
+
+
+async def test_metadata_counts_as_request_bytes_in_flight(serve: Starter, connect: Connector) -> None:
+    """HPACK sends a field that is in its table as one byte; here it takes its length, for as long as its call lives."""
+    server = await serve(Limits(max_buffered_bytes_per_connection=100_000))
+    for extra in ("custom", "user-agent"):
+        client = await connect(server)
+        fields = [(extra, "x" * 3000)]
+        for _ in range(40):
+            block = client.headers(PACKAGE + "Raw", fields)
+            await client.send(frame(HEADERS, END_HEADERS, client.stream(), block))
+        await client.until(lambda c: sum(c.ended(stream) for stream in range(1, 81, 2)) == 9)
+        assert client.trailers(79)["grpc-status"] == "8"
+        assert 90_000 < server.server.stats.buffered_bytes <= 100_000
+        await client.send(b"".join(frame(DATA, END_STREAM, stream, message(b"x")) for stream in (1, 3)))
+        for call in (await server.calls(2))[:2]:
+            call.finish()
+        await client.finished(3)
+        assert server.server.stats.buffered_bytes <= 94_000
+        server.probe.open.clear()
+        await client.close()
+        await until(lambda: server.server.stats.buffered_bytes == 0)
