@@ -57,10 +57,15 @@ def changed_model(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
-def test_vllm_and_the_folder_agree_on_a_real_model(vllm_python: Path, smollm2: Path) -> None:
+@pytest.fixture(scope="module")
+def real(vllm_python: Path, smollm2: Path) -> Facts:
+    """What vLLM says of SmolLM2."""
+    return facts(vllm_python, smollm2, "--headless")
+
+
+def test_vllm_and_the_folder_agree_on_a_real_model(real: Facts, smollm2: Path) -> None:
     ours = facts_from_folder(smollm2, engine="vllm", engine_version="0.32.0")
-    theirs = facts(vllm_python, smollm2, "--headless")
-    assert {name: getattr(theirs, name) for name in FROM_THE_FOLDER} == {
+    assert {name: getattr(real, name) for name in FROM_THE_FOLDER} == {
         name: getattr(ours, name) for name in FROM_THE_FOLDER
     }
 
@@ -94,8 +99,8 @@ def test_launch_arguments_decide(vllm_python: Path, tiny_llama: Path) -> None:
     assert "s3cret" not in json.dumps(answer.server_args)
 
 
-def test_layouts_are_those_of_the_installed_classes(vllm_python: Path, tiny_llama: Path) -> None:
-    layouts = facts(vllm_python, tiny_llama).layouts
+def test_layouts_are_those_of_the_installed_classes(real: Facts) -> None:
+    layouts = real.layouts
     assert layouts["EngineCoreRequest"][:4] == ["request_id", "prompt_token_ids", "mm_features", "sampling_params"]
     assert len(layouts["EngineCoreRequest"]) == 22
     assert len(layouts["EngineCoreOutput"]) == 18
