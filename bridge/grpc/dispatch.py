@@ -128,7 +128,8 @@ def dispatch(call: Call, body: bytes | bytearray) -> None:
             message = plain_message(body, call.request_encoding, min(limit, INFLATE_INLINE_BYTES) if body[0] else limit)
         except GrpcError as error:
             if error.code is Code.RESOURCE_EXHAUSTED and limit > INFLATE_INLINE_BYTES:
-                spawn(call, _inflate_then_run(call, body, limit))
+                if call.connection.intake.hold(call, body):
+                    spawn(call, _inflate_then_run(call, body, limit))
                 return
             raise
         run(call, parse(call, message))
@@ -141,6 +142,7 @@ async def _inflate_then_run(call: Call, body: bytes | bytearray, limit: int) -> 
         async with call.connection.server.inflating:
             message = await asyncio.to_thread(plain_message, body, call.request_encoding, limit)
         if not call.ended:
+            call.connection.intake.let_go(call)
             run(call, parse(call, message))
     except GrpcError as error:
         call.connection.intake.refuse(call, error)

@@ -127,8 +127,7 @@ class Intake:
             if body is None:
                 dispatch(call, data)
                 return
-            call.body = None
-            self.release(len(body))
+            self.let_go(call)
             body += data
             dispatch(call, body)
         elif data:
@@ -152,6 +151,18 @@ class Intake:
             if task is not None:
                 task.cancel()
 
+    def hold(self, call: Call, body: bytes | bytearray) -> bool:
+        """Count a whole request that has to wait; False if there is no room for it and the call was refused."""
+        call.body = body
+        self._keep(call, len(body))
+        return not call.ended
+
+    def let_go(self, call: Call) -> None:
+        """The call's request bytes were handed over or dropped."""
+        if call.body is not None:
+            self.release(len(call.body))
+            call.body = None
+
     def release(self, size: int) -> None:
         """``size`` kept bytes were handed over or dropped."""
         self.buffered -= size
@@ -163,9 +174,7 @@ class Intake:
         if call.metadata_bytes:
             self.release(call.metadata_bytes)
             call.metadata, call.metadata_bytes = self._plain, 0
-        if call.body is not None:
-            self.release(len(call.body))
-            call.body = None
+        self.let_go(call)
         if call.requests is not None:
             self.release(call.requests.clear())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import time
 import zlib
 
@@ -12,7 +13,7 @@ import pytest
 from bridge.grpc.limits import Limits
 from tests.grpc.conftest import Connector, Starter
 from tests.grpc.raw import DATA, END_HEADERS, END_STREAM, HEADERS, frame, message
-from tests.grpc.serving import PACKAGE, Running
+from tests.grpc.serving import PACKAGE, Running, until
 
 TEXT = b"the same words again and again " * 3000
 
@@ -138,3 +139,22 @@ async def test_grpcio_sees_resource_exhausted(serve: Starter) -> None:
             await channel.unary_unary(PACKAGE + "Echo")(bytes(8 << 20))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert await channel.unary_unary(PACKAGE + "Echo")(b"ok") == b"ok"
+
+
+async def test_large_requests_that_wait_to_be_inflated_are_bounded(serve: Starter) -> None:
+    """They are complete, but not handed over: they still count as request bytes in flight."""
+    server = await serve(Limits(max_buffered_bytes=2_500_000))
+    stats, text = server.server.stats, random.Random(1).randbytes(450_000).hex().encode()  # half a megabyte of gzip
+    async with grpc.aio.insecure_channel(server.target, compression=grpc.Compression.Gzip) as channel:
+        async with server.server.inflating, server.server.inflating:
+            calls = []
+            for count in range(1, 7):
+                calls.append(channel.unary_unary(PACKAGE + "Echo")(text, timeout=20))
+                await until(lambda: stats.calls_total == count)  # noqa: B023
+                await until(lambda: stats.buffered_bytes // 500_000 + stats.refusals["buffered_bytes"] == count)  # noqa: B023
+            assert stats.refusals["buffered_bytes"] == 2
+            calls[0].cancel()
+            await until(lambda: stats.buffered_bytes < 2_000_000)
+        codes = [await call.code() for call in calls]
+    assert [code.name for code in codes] == ["CANCELLED", "OK", "OK", "OK", "RESOURCE_EXHAUSTED", "RESOURCE_EXHAUSTED"]
+    assert (stats.buffered_bytes, stats.calls_open) == (0, 0)
