@@ -89,11 +89,15 @@ class GenerateCall(msgspec.Struct, kw_only=True, gc=False):
 
 
 class EmbedCall(msgspec.Struct, kw_only=True, gc=False):
-    """One embedding as an engine receives it: one vector for the whole prompt."""
+    """One embedding as an engine receives it: one vector for the whole prompt.
+
+    `activation` says whether the vector goes through the pooler's activation (normalization).
+    """
 
     wire_id: str
     prompt_token_ids: list[int]
     arrival_time: float
+    activation: bool
 
 
 class Logprobs(msgspec.Struct, frozen=True, gc=False):

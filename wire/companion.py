@@ -25,6 +25,8 @@ class Facts(msgspec.Struct, kw_only=True, frozen=True):
     vocab_size: int = 0
     max_model_len: int = 0
     is_generation: bool = True
+    embed_activation: bool = True
+    """Whether embeddings go through the pooler's activation (normalization), as the engine's own front end decides."""
     supports_vision: bool = False
     eos_token_ids: list[int] = []
     """The primary EOS id first, then the generation configuration's extra ids."""

@@ -228,9 +228,10 @@ class VllmEngine:
         ids = self._context.guard.check_embed(message.tokenized.input_ids)
         sink = EmbedSink()
         request = Request(message.request_id, ids, call, sink, stream=False, arrived=arrived)
-        engine.submit(
-            request, engine.choose_rank(), [EmbedCall(wire_id="", prompt_token_ids=ids, arrival_time=arrived)], Rich
+        asked = EmbedCall(
+            wire_id="", prompt_token_ids=ids, arrival_time=arrived, activation=engine.facts.embed_activation
         )
+        engine.submit(request, engine.choose_rank(), [asked], Rich)
         try:
             vector = await sink.result
         finally:

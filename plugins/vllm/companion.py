@@ -76,6 +76,7 @@ def read_facts(argv: Sequence[str]) -> Facts:
         vocab_size=int(model.hf_text_config.vocab_size),
         max_model_len=int(model.max_model_len),
         is_generation=model.runner_type == "generate",
+        embed_activation=_embed_activation(model),
         supports_vision=bool(model.is_multimodal_model) and has_vision(hf_config.to_dict()),
         eos_token_ids=eos_ids(_tokenizer_eos(model), generation),
         bos_token_id=_config_id(model, "bos_token_id"),
@@ -138,6 +139,12 @@ def _model_config(engine_args: Any) -> Any:
             vllm_speculative_config=engine_args.speculative_config,
         )
     return engine_args.create_model_config()
+
+
+def _embed_activation(model: Any) -> bool:
+    """What PoolingParams fills in for an embedding: the pooler's own setting, else True."""
+    found = getattr(model.pooler_config, "use_activation", None)
+    return True if found is None else bool(found)
 
 
 def _tokenizer_eos(model: Any) -> int | None:

@@ -48,7 +48,7 @@ FINAL_ONLY = 2
 """RequestOutputKind: one output, at the end."""
 
 POOLING_FIELDS = (
-    Field("use_activation", bool | None, None),
+    Field("use_activation", bool),
     Field("dimensions", int | None, None),
     Field("step_tag_id", int | None, None),
     Field("returned_token_ids", list[int] | None, None),
@@ -59,7 +59,7 @@ POOLING_FIELDS = (
     Field("extra_kwargs", Any, None),
     Field("output_kind", int),
 )
-"""PoolingParams, 0.27 to 0.33. A nil `use_activation` is the pooler's own default."""
+"""PoolingParams, 0.27 to 0.33. The engine core fills in no default: a nil `use_activation` is no activation."""
 
 
 class RequestEncoder:
@@ -97,7 +97,9 @@ class RequestEncoder:
             request_id=call.wire_id,
             prompt_token_ids=call.prompt_token_ids,
             sampling_params=None,
-            pooling_params=self._pooling(task="embed", skip_reading_prefix_cache=False, output_kind=FINAL_ONLY),
+            pooling_params=self._pooling(
+                use_activation=call.activation, task="embed", skip_reading_prefix_cache=False, output_kind=FINAL_ONLY
+            ),
             arrival_time=call.arrival_time,
             client_index=self._client_index,
             priority=0,
