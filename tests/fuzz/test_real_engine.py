@@ -1,0 +1,41 @@
+"""2,000 requests to a real vLLM behind the bridge: it never wedges, never dies, and its tokens stay what they were."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from smg_grpc_proto.generated import vllm_engine_pb2 as pb
+
+from tests.fuzz import answers
+from tests.fuzz.cases import CLASSES, HOSTILE, VALID
+from tests.fuzz.live import Live
+from tests.running import Worker, unused_port
+
+REQUESTS = 2000
+FLAGS = ("--dtype", "float32", "--max-model-len", "128", "--max-num-seqs", "16", "--enforce-eager")
+CACHE = ("--kv-cache-memory-bytes", "67108864")
+
+
+@pytest.fixture
+def tiny(vllm_python: Path, tiny_llama: Path, short_folder: Path) -> Iterator[Worker]:
+    """`serve vllm` with a random two-layer model, whose context is short so that no answer is long."""
+    port = unused_port()
+    command = [vllm_python, "-m", "bridge", "serve", "vllm", tiny_llama, "--port", port, *FLAGS, *CACHE]
+    with Worker(command, port, short_folder / "worker.log") as worker:
+        yield worker.wait_until_serving()
+
+
+def test_nothing_that_a_client_sends_wedges_or_kills_the_engine(tiny: Worker) -> None:
+    tree = tiny.tree()
+    report = asyncio.run(Live("127.0.0.1", tiny.port).run(40, REQUESTS, CLASSES))
+    print(report)
+    assert not report.surprises
+    assert sum(report.counts.values()) == REQUESTS
+    assert report.of(VALID, answers.ACCEPTED) >= 0.9 * report.of(VALID)
+    assert report.of(HOSTILE, answers.ACCEPTED) == 0
+    assert all(process.is_running() for process in tree), "a process of the worker is gone"
+    assert "Traceback" not in tiny.output()
+    assert tiny.stub.HealthCheck(pb.HealthCheckRequest(), timeout=5).healthy
