@@ -419,6 +419,8 @@ class Connection(asyncio.Protocol):
         """Settle the accounts of a call that was finished (no reason) or cancelled."""
         stats = self.server.stats
         stats.calls_open -= 1
+        if call.spec.lasts:
+            stats.calls_lasting -= 1
         if reason is not None:
             stats.cancelled[reason.name] += 1
         if call.deadline is not None and reason is not CancelReason.DEADLINE:

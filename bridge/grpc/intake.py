@@ -70,10 +70,13 @@ class Intake:
             raise refusal("unknown_method", Code.UNIMPLEMENTED, f"unknown method {path}")
         if spec.endless and self._server.draining:
             raise refusal("draining", Code.UNAVAILABLE, "the server is draining")
-        stats = self._stats
-        if stats.calls_open >= self._limits.max_calls:
-            message = f"the server's limit of {self._limits.max_calls} calls in flight is reached"
+        stats, limits = self._stats, self._limits
+        if stats.calls_open >= limits.max_calls and not self._server.make_room_for_a_call():
+            message = f"the server's limit of {limits.max_calls} calls in flight is reached"
             raise refusal("calls", Code.RESOURCE_EXHAUSTED, message)
+        if spec.lasts and stats.calls_lasting >= limits.max_lasting_calls:
+            message = f"the server's limit of {limits.max_lasting_calls} client-streaming and endless calls is reached"
+            raise refusal("lasting_calls", Code.RESOURCE_EXHAUSTED, message)
         metadata, size = self._plain, 0
         agent = headers.get(b"user-agent")
         if not headers.keys() <= PLAIN_FIELDS or (agent is not None and len(agent) > LONG_AGENT_BYTES):
@@ -98,6 +101,8 @@ class Intake:
             call.reply_gzip = True
         stats.calls_open += 1
         stats.calls_total += 1
+        if spec.lasts:
+            stats.calls_lasting += 1
         if size:
             call.metadata_bytes = size
             self._take(size)
@@ -110,7 +115,7 @@ class Intake:
             run_bidi(call)
         elif not end:
             call.receiving_since = now
-            self.receiving[call.stream_id] = call
+            self.receiving[call.stream_id] = self._server.waiting[call] = call
         if end:
             self.data(call, b"", True)
 
@@ -154,11 +159,13 @@ class Intake:
     def hold(self, call: Call, body: bytes | bytearray) -> bool:
         """Count a whole request that has to wait; False if there is no room for it and the call was refused."""
         call.body = body
+        self._server.waiting[call] = call
         self._keep(call, len(body))
         return not call.ended
 
     def let_go(self, call: Call) -> None:
         """The call's request bytes were handed over or dropped."""
+        self._server.waiting.pop(call, None)
         if call.body is not None:
             self.release(len(call.body))
             call.body = None
@@ -187,6 +194,7 @@ class Intake:
         if call.receiving_since is not None:
             call.receiving_since = None
             self.receiving.pop(call.stream_id, None)
+            self._server.waiting.pop(call, None)
 
     def _own_metadata(self, fields: tuple[RawHeader, ...]) -> tuple[Metadata, int]:
         """The metadata of a call that shares it with no other, and the memory it takes."""

@@ -22,8 +22,11 @@ class Limits:
     max_connections: int = 1024
     # SETTINGS_MAX_CONCURRENT_STREAMS of every connection.
     max_streams_per_connection: int = 4096
-    # Calls from their headers to their status, over all connections.
+    # Calls from their headers to their status, over all connections. At the limit, the call whose request has been
+    # incomplete the longest gives way to a new one.
     max_calls: int = 16384
+    # Of them, client-streaming and endless ones: reflection, health watches, KV events.
+    max_lasting_calls: int = 512
     # One request message, after decompression; images travel in requests.
     max_message_bytes: int = 64 * MIB
     # Request bytes received for calls whose request is not complete, and the metadata of open calls.

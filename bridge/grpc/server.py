@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
+from bridge.grpc.call import Call
 from bridge.grpc.connection import Connection, http2_configuration
 from bridge.grpc.deadlines import Deadlines
 from bridge.grpc.inlet import Turns
 from bridge.grpc.limits import Limits
 from bridge.grpc.service import Method, Service
 from bridge.grpc.stats import ServerStats
-from bridge.grpc.status import CancelReason, Code
+from bridge.grpc.status import CancelReason, Code, GrpcError
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ class Server:
         self.stats = ServerStats()
         self.deadlines = Deadlines(self.loop)
         self.turns = Turns(self)
+        # Calls whose request is not with its handler yet, the oldest first.
+        self.waiting: dict[Call, Call] = {}
         self.http2_configuration = http2_configuration(self.limits)
         self.inflating = asyncio.Semaphore(INFLATING)
         self.draining = False
@@ -179,6 +182,15 @@ class Server:
         if oldest is None or now - oldest.idle_since(now) < GIVES_WAY_AFTER_S:
             return False
         oldest.refuse("gave_way")
+        return True
+
+    def make_room_for_a_call(self) -> bool:
+        """At max_calls: end the call that has waited longest for the rest of its request; False if none waits."""
+        waiting = next(iter(self.waiting), None)
+        if waiting is None:
+            return False
+        message = f"gave way at the server's limit of {self.limits.max_calls} calls: its request was not complete"
+        waiting.connection.intake.refuse(waiting, GrpcError(Code.RESOURCE_EXHAUSTED, message), "call_gave_way")
         return True
 
     def connection_refused(self, reason: str, peer: str, detail: str = "") -> None:

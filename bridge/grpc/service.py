@@ -48,6 +48,11 @@ class Method:
     endless: bool = False
     compress: bool = False
 
+    @property
+    def lasts(self) -> bool:
+        """Whether a call's length is the client's choice alone."""
+        return self.endless or self.kind == "bidi"
+
 
 class Service(Protocol):
     """One gRPC service."""

@@ -13,6 +13,8 @@ class ServerStats:
     connections: int = 0
     connections_total: int = 0
     calls_open: int = 0
+    # Of them, client-streaming and endless ones.
+    calls_lasting: int = 0
     calls_total: int = 0
     buffered_bytes: int = 0
     # Calls that ended before their handler finished them, by CancelReason name.

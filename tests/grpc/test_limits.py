@@ -399,3 +399,45 @@ async def test_metadata_counts_as_request_bytes_in_flight(serve: Starter, connec
         server.probe.open.clear()
         await client.close()
         await until(lambda: server.server.stats.buffered_bytes == 0)
+
+
+async def test_a_call_whose_request_is_not_complete_gives_way(serve: Starter, connect: Connector) -> None:
+    """Opened calls cost a client nothing; those that it completes are not in their way."""
+    server = await serve(Limits(max_calls=3))
+    idle, good = await connect(server), await connect(server)
+    streams = [idle.stream() for _ in range(3)]
+    await idle.send(b"".join(frame(HEADERS, END_HEADERS, stream, idle.headers()) for stream in streams))
+    await until(lambda: server.server.stats.calls_open == 3)
+    running = await good.call()
+    assert len(await server.calls(1)) == 1
+    assert "gave way" in (await idle.finished(streams[0]))["grpc-message"]
+    assert (await good.finished(await good.call(PACKAGE + "Echo", b"x")))["grpc-status"] == "0"
+    assert "gave way" in (await idle.finished(streams[1]))["grpc-message"]
+    assert not idle.ended(streams[2])
+    assert not good.ended(running)
+    assert server.server.stats.refusals["call_gave_way"] == 2
+    await idle.send(frame(DATA, END_STREAM, streams[2], message(b"")))
+    await server.calls(2)
+    await good.call()
+    await server.calls(3)
+    assert (await good.finished(await good.call(PACKAGE + "Echo", b"x")))["grpc-status"] == "8"
+    assert not server.server.waiting
+
+
+async def test_client_streaming_and_endless_calls(serve: Starter, connect: Connector) -> None:
+    """A client decides how long they last, so that they have few of the places."""
+    server = await serve(Limits(max_lasting_calls=2))
+    client = await connect(server)
+    await client.call(PACKAGE + "Endless")
+    chat = client.stream()
+    await client.send(frame(HEADERS, END_HEADERS, chat, client.headers(PACKAGE + "Chat")))
+    trailers = await client.finished(await client.call(PACKAGE + "Endless"))
+    assert trailers["grpc-status"] == "8"
+    assert "limit of 2 client-streaming" in trailers["grpc-message"]
+    assert (await client.finished(await client.call(PACKAGE + "Echo", b"x")))["grpc-status"] == "0"
+    await client.send(frame(DATA, END_STREAM, chat, b""))
+    await client.finished(chat)
+    await client.call(PACKAGE + "Endless")
+    await until(lambda: server.server.stats.calls_lasting == 2)
+    await client.close()
+    await until(lambda: server.server.stats.calls_lasting == 0)
