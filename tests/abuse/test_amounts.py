@@ -30,7 +30,7 @@ TOO_MUCH = {
     "input_ids has 500000 tokens; it must be at most 999": generate([5] * 500_000, 1),
     "the number of ids in stop_token_ids is 16385": with_sampling(stop_token_ids=[5] * 16_385),
     "the number of strings in stop is 1025": with_sampling(stop=["x"] * 1025),
-    "the number of entries in logit_bias is 65537": with_sampling(logit_bias={number: 0.5 for number in range(65_537)}),
+    "the number of entries in logit_bias is 65537": with_sampling(logit_bias=dict.fromkeys(range(65537), 0.5)),
     "the number of choices in choice is 16385": with_sampling(choice=pb.ChoiceConstraint(choices=["x"] * 16_385)),
     "the number of characters in regex is 1048577": with_sampling(regex=CONSTRAINT),
     "the number of characters in json_schema is 1048577": with_sampling(json_schema=CONSTRAINT),

@@ -1,0 +1,77 @@
+"""Slow and silent clients, all kinds at once, beside 64 good streams, on limits of about two seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.abuse import slow
+from tests.abuse.arena import Arena
+from tests.abuse.hostile import Attack, under
+
+LIMIT_S = 2
+ENDS_WITHIN_S = LIMIT_S + 3.0
+"""The limit, the check once a second, the second in which the other side may still say something, and some room."""
+CLIENTS = 5
+
+THROWN_OUT = (
+    slow.says_nothing,
+    slow.slow_preface,
+    slow.preface_without_settings,
+    slow.slow_headers,
+    slow.slow_continuation,
+    slow.half_a_frame,
+    slow.deaf,
+    slow.takes_no_answers,
+)
+"""The connection ends."""
+REFUSED = (slow.slow_body, slow.no_body, slow.takes_no_end)
+"""Their calls end; the connection may go on."""
+UNREAD = (slow.deaf, slow.takes_no_answers)
+
+
+@pytest.fixture(scope="module")
+def arena(folder: Path) -> Iterator[Arena]:
+    flags = ("--request-secs", LIMIT_S, "--slow-reader-secs", LIMIT_S, "--max-connections", 200)
+    with Arena(folder, *flags, "--keepalive-secs", 1, "--keepalive-timeout-secs", 1) as made:
+        yield made
+
+
+def test_all_kinds_at_once(arena: Arena) -> None:
+    """Each client that must be thrown out has to come back, again and again; nothing is left of any."""
+    idle = arena.target.front_end.num_fds()
+    attacks = {one.__name__: Attack(one, CLIENTS, reads=one not in UNREAD) for one in (*THROWN_OUT, *REFUSED)}
+    with ExitStack() as stack:
+        tolls = {name: stack.enter_context(under(attack, arena.target.port)) for name, attack in attacks.items()}
+        until = time.monotonic() + 2 * ENDS_WITHIN_S
+        thrown_out = {one.__name__ for one in THROWN_OUT}
+        while any(tolls[name].connections < 2 * CLIENTS for name in thrown_out):
+            came = {name: toll.connections for name, toll in tolls.items()}
+            assert time.monotonic() < until, f"not all were thrown out: {came}"
+            time.sleep(0.1)
+        arena.must_keep_only_the_good(ENDS_WITHIN_S)
+        arena.crowd.must_be_right()
+        arena.target.must_answer()
+    arena.target.must_close(idle)
+
+
+def test_the_others_do_not_notice(arena: Arena) -> None:
+    arena.withstand(*(Attack(one, CLIENTS, reads=one not in UNREAD) for one in (*THROWN_OUT, *REFUSED)))
+
+
+def test_connections_that_are_held_give_way_to_new_ones(arena: Arena) -> None:
+    """More idle connections than there may be: the good ones stay, and a newcomer is let in after ten seconds."""
+    with under(Attack(slow.holds_on, connections=300, per_second=0.01), arena.target.port):
+        time.sleep(1.0)
+        assert arena.target.front_end.num_fds() < 300
+        assert not arena.target.answers()
+        until = time.monotonic() + 15.0
+        while not arena.target.answers():
+            assert time.monotonic() < until
+            time.sleep(0.5)
+    arena.crowd.must_be_right()
+    arena.target.must_answer()
