@@ -33,7 +33,7 @@ from bridge.wire.vllm.layouts import for_version
 from tests.bench.engine import CONTEXT, LENGTH, VERSION, ready_map
 from tests.bench.http2 import ACK, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, WINDOW_UPDATE, frame
 from tests.bench.pulse import FIRST_TOKEN, VOCABULARY
-from tests.bench.speech import VllmEngine
+from tests.bench.speech import VllmEngine, prompt
 
 RANK = b"\0\0"
 SHORT, LONG = 128, 100_000
@@ -134,10 +134,10 @@ class Bench:
         settings = struct.pack(">HI", 4, (1 << 31) - 1)
         self.connection.data_received(PREFACE + frame(SETTINGS, 0, 0, settings) + frame(WINDOW_UPDATE, 0, 0, window) + frame(SETTINGS, ACK, 0))
 
-    def _request(self, prompt: list[int], tokens: int) -> bytes:
+    def _request(self, ids: bytes, tokens: int) -> bytes:
         """The next request's frames."""
         self._counter += 1
-        body = self._speech.request(f"admission-{self._counter}", prompt, tokens)
+        body = self._speech.request(f"admission-{self._counter}", ids, tokens)
         fields = [
             (":method", "POST"),
             (":scheme", "http"),
@@ -154,9 +154,9 @@ class Bench:
         self._stream += 2
         return out
 
-    async def admit(self, prompt: list[int], tokens: int = 200) -> float:
+    async def admit(self, ids: bytes, tokens: int = 200) -> float:
         """Microseconds of CPU that one request took."""
-        data = self._request(prompt, tokens)
+        data = self._request(ids, tokens)
         reads = [data[start : start + READ] for start in range(0, len(data), READ)]
         self.slot.sent_ns = 0
         begun = 0
@@ -185,11 +185,11 @@ class Bench:
         engine.table.deliver([codec.step([self._encoder.message(0.0, {}, parts, 1)])])
         self.front_end.server.flush()
 
-    async def median_us(self, prompt: list[int], runs: int) -> float:
+    async def median_us(self, ids: bytes, runs: int) -> float:
         """The median of `runs` requests, one after the other, each ended before the next comes."""
         taken = []
         for _ in range(runs):
-            taken.append(await self.admit(prompt))
+            taken.append(await self.admit(ids))
             self.finish_last()
         return statistics.median(taken)
 
@@ -204,8 +204,7 @@ def _die(reason: str) -> None:
 
 
 async def _measure(folder: Path) -> dict[str, float]:
-    short = [100 + index % 5000 for index in range(SHORT)]
-    long = [100 + index % 5000 for index in range(LONG)]
+    short, long = prompt(200, SHORT), prompt(200, LONG)
     bench = Bench(folder)
     await bench.start()
     try:

@@ -17,9 +17,12 @@ from typing import Any
 import msgspec
 
 from tests.bench.http2 import Connection, Stream
-from tests.bench.pulse import FIRST_TOKEN, STEPS, VOCABULARY, Pulse
-from tests.bench.speech import SPEECHES, Speech, messages
+from tests.bench.pulse import STEPS, Pulse, offset_of, step_of, token_of
+from tests.bench.speech import SPEECHES, Speech, messages, prompt, varint
 
+FIRST_ID = 200
+FIRST_IDS = 5000
+"""First ids of prompts, in turn; each takes two bytes."""
 SETTLE_S = 5.0
 SILENCE_S = 30.0
 
@@ -64,23 +67,24 @@ class Client:
     def __init__(self, load: Load) -> None:
         self._load = load
         self._speech: Speech = SPEECHES[load.speech]()
-        self._long_speech: Speech = SPEECHES[load.speech]()
         self._connections: list[Connection] = []
         self._poll = select.epoll()
         self._by_fd: dict[int, Connection] = {}
         self._writing: set[int] = set()
         total = load.requests or load.concurrency
-        prompt = [100 + index % 5000 for index in range(load.prompt)]
-        run = f"{time.time_ns():x}"
-        self._todo = [
-            Stream(f"{run}-{index}", self._speech.request(f"{run}-{index}", prompt, load.tokens))
-            for index in range(total)
-        ]
+        self._run = f"{time.time_ns():x}"
+        ids = prompt(FIRST_ID, load.prompt)[2:]
+        self._todo = [self._stream(f"{self._run}-{index}", index, ids, load.tokens) for index in range(total)]
         self._todo.reverse()
-        self._run = run
-        self._long_prompt = [100 + index % 5000 for index in range(load.long_prompt)]
+        self._long_ids = prompt(FIRST_ID, load.long_prompt)[2:]
         self._long: list[Stream] = []
         self._done: list[Stream] = []
+
+    def _stream(self, name: str, index: int, rest_of_prompt: bytes, tokens: int, *, is_long: bool = False) -> Stream:
+        first = FIRST_ID + index % FIRST_IDS
+        return Stream(
+            name, first, self._speech.request(name, varint(first) + rest_of_prompt, tokens), is_long=is_long
+        )
 
     def run(self) -> Result:
         self._connect()
@@ -156,8 +160,8 @@ class Client:
         connection.request(stream, time.monotonic_ns())
 
     def _open_long(self) -> None:
-        name = f"{self._run}-long-{len(self._long)}"
-        stream = Stream(name, self._long_speech.request(name, self._long_prompt, 1), is_long=True)
+        index = len(self._long)
+        stream = self._stream(f"{self._run}-long-{index}", index, self._long_ids, 1, is_long=True)
         self._long.append(stream)
         self._connections[0].request(stream, time.monotonic_ns())
         self._connections[0].write()
@@ -202,16 +206,17 @@ class Client:
             errors.append(f"{stream.name}: status {stream.status}")
             return 0
         count = 0
-        expected = -1
+        offset = offset_of(stream.first_id)
+        step = -1
         for message in messages(stream, self._speech):
             for token in message.tokens:
-                if expected not in (-1, token):
-                    errors.append(f"{stream.name}: token {token} where {expected} should be")
+                step = step + 1 if count else step_of(token, offset)
+                if token != token_of(step, offset):
+                    errors.append(f"{stream.name}: token {token} where {token_of(step, offset)} should be")
                     return count
-                expected = FIRST_TOKEN if token == VOCABULARY - 1 else token + 1
                 count += 1
                 if marks:
-                    latencies.append(message.at_ns - marks[(token - FIRST_TOKEN) % STEPS])
+                    latencies.append(message.at_ns - marks[step % STEPS])
         if count != self._load.tokens:
             errors.append(f"{stream.name}: {count} tokens instead of {self._load.tokens}")
         return count

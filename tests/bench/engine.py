@@ -1,8 +1,8 @@
 """An engine on vLLM's wire that costs next to nothing: `python -m tests.bench.engine --zmq-handshake-address A --pulse P`.
 
-Every running request gets one token a step, and all get the same one, the step's own number (`pulse`), so that a client
-knows which step a token is from and sees a lost or doubled one. Prompts are not read. Messages have every field vLLM
-0.32 sends, scheduler statistics included.
+Every running request gets one token a step, and it is the number of the step plus an offset that follows from the first
+id of the prompt (`pulse`), so that a client knows which step a token is from and sees a lost or doubled one. The rest of a
+prompt is not read. Messages have every field vLLM 0.32 sends, scheduler statistics included.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bridge.plugins.sim.encode import OutputEncoder, encode
 from bridge.plugins.sim.sockets import Dial, Inbox, Outbox
 from bridge.plugins.sim.versions import READY_KEYS, STATS_KEYS, keys_at
 from bridge.wire.vllm.layouts import for_version
-from tests.bench.pulse import FIRST_TOKEN, STEPS, VOCABULARY, Pulse
+from tests.bench.pulse import STEPS, VOCABULARY, Pulse, offset_of, token_of
 
 VERSION = "0.32.0"
 RELEASE = (0, 32)
@@ -53,12 +53,16 @@ class Add(msgspec.Struct, array_like=True, gc=False):
     client_index: int = 0
 
 
+Running = tuple[bytes, int]
+"""The encoded start of a request's outputs, and its offset."""
+
+
 class Client:
-    """The requests of one front end, by id: the encoded start of their outputs."""
+    """The requests of one front end, by id. `fresh` ones have had no output yet."""
 
     def __init__(self) -> None:
-        self.fresh: dict[str, bytes] = {}
-        self.running: dict[str, bytes] = {}
+        self.fresh: dict[str, Running] = {}
+        self.running: dict[str, Running] = {}
 
 
 class Engine:
@@ -76,6 +80,9 @@ class Engine:
         self._only = self._encoder.tail(
             {"finish_reason": encode(LENGTH), "prefill_stats": encode(_prefill_stats())}
         )
+        tokens = [b"\x91" + encode(token_of(step, 0)) for step in range(STEPS)]
+        self._tokens = tokens + tokens
+        self._bodies = [token + self._plain for token in self._tokens]
         self._clients: dict[int, Client] = {}
         self._owner: dict[str, Client] = {}
         self._ends: dict[int, list[str]] = {}
@@ -130,7 +137,8 @@ class Engine:
 
     def _start(self, add: Add) -> None:
         client = self._clients.setdefault(add.client_index, Client())
-        client.fresh[add.request_id] = self._encoder.prefix(add.request_id)
+        offset = offset_of(_first_id(bytes(add.prompt_token_ids)))
+        client.fresh[add.request_id] = (self._encoder.prefix(add.request_id), offset)
         self._owner[add.request_id] = client
         tokens = add.sampling_params.max_tokens or 1
         self._ends.setdefault(self._step + tokens - 1, []).append(add.request_id)
@@ -145,35 +153,41 @@ class Engine:
         """One message to each front end that has requests."""
         step = self._step
         self._step = step + 1
-        encoder = self._encoder
-        tokens = b"\x91" + encode(FIRST_TOKEN + step % STEPS)
-        plain = tokens + self._plain
+        at = step % STEPS
+        tokens, bodies = self._tokens, self._bodies
         ending = self._ends.pop(step, ())
         stats: dict[str, bytes] = {"scheduler_stats": encode(_stats(len(self._owner)))}
         for index, client in self._clients.items():
-            parts: list[bytes] = []
             count = len(client.running) + len(client.fresh)
             if not count:
                 continue
+            parts: list[bytes] = []
             for request_id in ending:
                 if self._owner.get(request_id) is client:
-                    fresh = client.fresh.pop(request_id, None)
-                    if fresh is None:
-                        parts += (client.running.pop(request_id), tokens, self._last)
-                    else:
-                        parts += (fresh, tokens, self._only)
+                    tail = self._last
+                    found = client.running.pop(request_id, None)
+                    if found is None:
+                        tail = self._only
+                        found = client.fresh.pop(request_id)
+                    parts += (found[0], tokens[at + found[1]], tail)
                     del self._owner[request_id]
-            if client.running:
-                parts += (plain.join(client.running.values()), plain)
+            parts += [prefix + bodies[at + offset] for prefix, offset in client.running.values()]
             if client.fresh:
-                first = tokens + self._first
-                parts += (first.join(client.fresh.values()), first)
+                for prefix, offset in client.fresh.values():
+                    parts += (prefix, tokens[at + offset], self._first)
                 client.running.update(client.fresh)
                 client.fresh.clear()
-            message = encoder.message(time.monotonic(), stats, parts, count)
+            message = self._encoder.message(time.monotonic(), stats, parts, count)
             stats = {}
             self._pulse.mark(step, time.monotonic_ns())
             self._outbox.send(index, message)
+
+
+def _first_id(prompt: bytes) -> int:
+    """The first element of an encoded array of non-negative ids."""
+    start = {0xDC: 3, 0xDD: 5}.get(prompt[0], 1)
+    width = {0xCC: 1, 0xCD: 2, 0xCE: 4}.get(prompt[start], 0)
+    return int.from_bytes(prompt[start + 1 : start + 1 + width], "big") if width else prompt[start]
 
 
 def _prefill_stats() -> dict[str, int]:

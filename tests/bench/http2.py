@@ -35,10 +35,12 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
 class Stream:
     """A request on its way and what came back: `frames` are (time in ns, DATA payload)."""
 
-    __slots__ = ("body", "frames", "is_long", "name", "offset", "sent_ns", "status", "stream_id", "window")
+    __slots__ = ("body", "first_id", "frames", "is_long", "name", "offset", "sent_ns", "status", "stream_id", "window")
 
-    def __init__(self, name: str, body: bytes, *, is_long: bool = False) -> None:
+    def __init__(self, name: str, first_id: int, body: bytes, *, is_long: bool = False) -> None:
         self.name = name
+        self.first_id = first_id
+        """The first id of the prompt."""
         self.body = body
         self.is_long = is_long
         self.offset = 0

@@ -10,12 +10,28 @@ import struct
 from pathlib import Path
 
 FIRST_TOKEN = 16384
-"""Three bytes as a varint, as most ids of a vocabulary of 128,000 are; step N's token is this plus N modulo STEPS."""
+"""Three bytes as a varint, as most ids of a vocabulary of 128,000 are."""
 STEPS = 32768
+STRIDE = 61
 VOCABULARY = FIRST_TOKEN + STEPS
 
 _HEADER = 16
 _word = struct.Struct("<Q")
+
+
+def offset_of(first_prompt_id: int) -> int:
+    """By how much a request's tokens run ahead of the steps, so that the streams of a step do not share their token."""
+    return first_prompt_id * STRIDE % STEPS
+
+
+def token_of(step: int, offset: int) -> int:
+    """The token that a request with that offset gets in a step."""
+    return FIRST_TOKEN + (step + offset) % STEPS
+
+
+def step_of(token: int, offset: int) -> int:
+    """The number of the step, modulo STEPS, that a token is from."""
+    return (token - FIRST_TOKEN - offset) % STEPS
 
 
 class Pulse:

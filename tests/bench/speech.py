@@ -1,6 +1,6 @@
 """The two contracts the load client speaks: how a request is written and what a response says.
 
-Messages are cut out of DATA frames after a run. `tokens` of a chunk are ids of three-byte varints (`pulse`).
+Messages are cut out of DATA frames after a run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.bench.http2 import Stream
 
 @dataclass(frozen=True)
 class Message:
-    """One response message: when its last byte came, the tokens in it, and whether it only repeats them."""
+    """One response message: when its last byte came, and the new tokens in it."""
 
     at_ns: int
     tokens: list[int]
@@ -28,13 +28,18 @@ class Speech(Protocol):
 
     path: str
 
-    def request(self, name: str, prompt: list[int], max_tokens: int) -> bytes:
-        """The framed request of one stream of `max_tokens` tokens, greedy, EOS ignored."""
+    def request(self, name: str, prompt: bytes, max_tokens: int) -> bytes:
+        """The framed request of one stream of `max_tokens` tokens, greedy, EOS ignored; `prompt` as `prompt` makes it."""
         ...
 
     def tokens(self, message: bytes) -> list[int]:
         """The new tokens in a response message."""
         ...
+
+
+def prompt(first: int, length: int) -> bytes:
+    """`length` ids as a packed field; the first tells the engine which tokens to answer with."""
+    return varint(first) + b"".join([varint(200 + index % 5000) for index in range(length - 1)])
 
 
 def framed(message: bytes) -> bytes:
@@ -113,17 +118,12 @@ class VllmEngine:
 
     path = "/vllm.grpc.engine.VllmEngine/Generate"
 
-    def __init__(self) -> None:
-        self._same: tuple[int, list[int], bytes] | None = None
-
-    def request(self, name: str, prompt: list[int], max_tokens: int) -> bytes:
-        if self._same is None or self._same[:2] != (max_tokens, prompt):
-            message = pb.GenerateRequest(tokenized=pb.TokenizedInput(input_ids=prompt), stream=True)
-            message.sampling_params.max_tokens = max_tokens
-            message.sampling_params.temperature = 0.0
-            message.sampling_params.ignore_eos = True
-            self._same = (max_tokens, prompt, message.SerializeToString())
-        return framed(field(1, name.encode()) + self._same[2])
+    def request(self, name: str, prompt: bytes, max_tokens: int) -> bytes:
+        message = pb.GenerateRequest(request_id=name, stream=True)
+        message.sampling_params.max_tokens = max_tokens
+        message.sampling_params.temperature = 0.0
+        message.sampling_params.ignore_eos = True
+        return framed(message.SerializeToString() + field(2, field(2, prompt)))
 
     def tokens(self, message: bytes) -> list[int]:
         if message[0] != 0x0A:
@@ -140,9 +140,8 @@ class VllmInference:
 
     path = "/vllm.Inference/GenerateStream"
 
-    def request(self, name: str, prompt: list[int], max_tokens: int) -> bytes:
-        ids = b"".join(map(varint, prompt))
-        message = field(1, name.encode()) + field(4, field(1, ids)) + b"\x2d" + struct.pack("<f", 0.0)
+    def request(self, name: str, prompt: bytes, max_tokens: int) -> bytes:
+        message = field(1, name.encode()) + field(4, field(1, prompt)) + b"\x2d" + struct.pack("<f", 0.0)
         stopping = b"\x08" + varint(max_tokens) + b"\x30\x01"
         no_text_but_ids = b"\x20\x00\x28\x01"
         return framed(message + field(8, stopping) + field(9, no_text_but_ids))
