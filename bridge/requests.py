@@ -51,7 +51,7 @@ class Sink(Protocol):
     """Where one request's results go: a contract's renderer over one call."""
 
     def chunk(self, sequence: Sequence, tokens: list[int]) -> None:
-        """Render new tokens of a sequence. `sequence.sent` already counts them."""
+        """Render the last tokens of `sequence.output_ids`, one or more. `sequence.sent` already counts them."""
         ...
 
     def complete(self, sequence: Sequence) -> None:
@@ -87,16 +87,19 @@ class Sequence:
     __slots__ = (
         "cached_tokens",
         "finish",
+        "held",
         "index",
+        "out",
         "output_ids",
         "plain",
         "rank",
         "request",
         "rich",
-        "sent",
+        "sink",
         "spec_accepted",
         "spec_drafted",
         "started",
+        "steady",
         "stop_id",
         "stop_string",
         "transfer_params",
@@ -109,11 +112,16 @@ class Sequence:
         self.index = index
         self.rank = rank
         self.rich = rich
+        self.out = request.out
+        self.sink = request.sink
         self.output_ids: list[int] = []
-        self.sent = 0
+        self.held = 0
+        """The last tokens of `output_ids` that no chunk was rendered for."""
         self.started = False
         self.plain = False
         """Started, and every delta is nothing but tokens."""
+        self.steady = False
+        """Plain, and streamed: the path that nearly every delta takes."""
         self.cached_tokens = 0
         self.finish: Finish | None = None
         self.stop_id: int | None = None
@@ -122,6 +130,11 @@ class Sequence:
         self.transfer_params: dict[str, Any] | None = None
         self.spec_accepted = 0
         self.spec_drafted = 0
+
+    @property
+    def sent(self) -> int:
+        """Tokens that went into chunks."""
+        return len(self.output_ids) - self.held
 
 
 class Request:
@@ -278,7 +291,7 @@ class RequestTable:
         if len(steps) == 1:
             self._deliver_one(steps[0])
             return
-        touched: dict[Sequence, None] = {}
+        touched: list[Sequence] = []
         live = self._live.get
         for step in steps:
             for delta in step.outputs:
@@ -286,20 +299,18 @@ class RequestTable:
                 if sequence is None:
                     self._stranger(delta)
                     continue
+                if not sequence.held:
+                    touched.append(sequence)
                 if sequence.plain:
-                    sequence.output_ids += delta.new_token_ids
+                    tokens = delta.new_token_ids
+                    sequence.output_ids += tokens
+                    sequence.held += len(tokens)
                 elif self._take(sequence, step, delta):
-                    touched.pop(sequence, None)
                     continue
                 if delta.finish_reason is not None:
-                    touched.pop(sequence, None)
                     self._last(sequence, delta)
-                else:
-                    touched[sequence] = None
         for sequence in touched:
-            request = sequence.request
-            if request.stream and not request.out.blocked:
-                self._render(sequence)
+            self._flow(sequence)
 
     def _deliver_one(self, step: Any) -> None:
         live = self._live.get
@@ -308,33 +319,40 @@ class RequestTable:
             if sequence is None:
                 self._stranger(delta)
                 continue
-            ids = sequence.output_ids
+            tokens = delta.new_token_ids
+            if sequence.steady and delta.finish_reason is None:
+                ids = sequence.output_ids
+                ids += tokens
+                if sequence.held or sequence.out.blocked:
+                    sequence.held += len(tokens)
+                elif tokens:
+                    sequence.sink.chunk(sequence, tokens)
+                continue
             if sequence.plain:
-                ids += delta.new_token_ids
+                sequence.output_ids += tokens
+                sequence.held += len(tokens)
             elif self._take(sequence, step, delta):
                 continue
             if delta.finish_reason is not None:
                 self._last(sequence, delta)
-                continue
-            request = sequence.request
-            if request.stream:
-                sent = sequence.sent
-                count = len(ids)
-                if count > sent and not request.out.blocked:
-                    sequence.sent = count
-                    request.sink.chunk(sequence, ids[sent:])
+            else:
+                self._flow(sequence)
 
     def resume(self, request: Request) -> None:
         """Render what waited while the request's sink was blocked."""
         for sequence in request.sequences:
-            if sequence.finish is None and not request.out.blocked:
-                self._render(sequence)
+            self._flow(sequence)
+
+    def _flow(self, sequence: Sequence) -> None:
+        """Render what is held, unless the sequence ended, is not streamed, or its call is blocked."""
+        if sequence.held and sequence.finish is None and sequence.request.stream and not sequence.out.blocked:
+            self._render(sequence)
 
     def _render(self, sequence: Sequence) -> None:
-        sent, count = sequence.sent, len(sequence.output_ids)
-        if count > sent:
-            sequence.sent = count
-            sequence.request.sink.chunk(sequence, sequence.output_ids[sent:])
+        held = sequence.held
+        if held:
+            sequence.held = 0
+            sequence.sink.chunk(sequence, sequence.output_ids[-held:])
 
     def _take(self, sequence: Sequence, step: Any, delta: Any) -> bool:
         """The first delta of a sequence, and every delta of a rich one; True when that ended it."""
@@ -343,7 +361,9 @@ class RequestTable:
         rich = sequence.rich
         if rich is None:
             sequence.plain = True
+            sequence.steady = sequence.request.stream
             sequence.output_ids += delta.new_token_ids
+            sequence.held += len(delta.new_token_ids)
             return False
         try:
             matched = self._enrich(sequence, rich, step, delta)
@@ -372,6 +392,7 @@ class RequestTable:
             if found is not None:
                 kept, matched = found
         sequence.output_ids += tokens[:kept]
+        sequence.held += kept
         if rich.logprobs is not None:
             rows = codec.logprobs(step, delta)
             if rows is not None:

@@ -6,41 +6,62 @@ Field numbers are those of vllm_engine.proto in smg-grpc-proto 0.4.28; tests par
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from bridge.grpc.call import Call
+from bridge.grpc.framing import PREFIXES
 from bridge.grpc.status import Code, GrpcError
 from bridge.logprobs import Columns
 from bridge.requests import Sequence
-from bridge.varint import VARINT
+from bridge.varint import COMMON, VARINT
 from bridge.wire.codec import Finish
+
+MAX_VARINT = 5
+"""Bytes of the largest uint32."""
+
+_join = b"".join
 
 FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORT: "abort", Finish.ERROR: "error"}
 
 
 class PlainSink:
-    """Renders one Generate call of one sequence that reports nothing but tokens."""
+    """Renders one Generate call of one sequence that reports nothing but tokens.
 
-    __slots__ = ("_call", "_prompt")
+    A chunk of one token is four pieces: a head that depends on their sizes only, the id, a middle that never changes
+    (prompt_tokens, cached_tokens, the key of completion_tokens), and the count.
+    """
+
+    __slots__ = ("_call", "_heads", "_middle", "_prompt")
 
     def __init__(self, call: Call, prompt_tokens: int) -> None:
         self._call = call
         self._prompt = b"\x10" + VARINT[prompt_tokens]
+        self._heads: list[list[bytes]] = []
+        self._middle = b""
 
     def chunk(self, sequence: Sequence, tokens: list[int]) -> None:
+        try:
+            (token,) = tokens
+            ids, count = COMMON[token], COMMON[len(sequence.output_ids)]
+            message = _join((self._heads[len(ids)][len(count)], ids, self._middle, count))
+        except (ValueError, IndexError, TypeError):
+            # Several tokens, a number met for the first time, or the first chunk of the call.
+            self._call.send(self._chunk(sequence, tokens))
+        else:
+            self._call.send_framed(message)
+
+    def _chunk(self, sequence: Sequence, tokens: list[int]) -> bytes:
+        """Any chunk; prepares what `chunk` puts together for the next one."""
         varint = VARINT
-        ids = varint[tokens[0]] if len(tokens) == 1 else b"".join([varint[token] for token in tokens])
-        cached = sequence.cached_tokens
-        body = b"\x0a%b%b%b\x18%b%b" % (
-            varint[len(ids)],
-            ids,
-            self._prompt,
-            varint[sequence.sent],
-            b"\x20" + varint[cached] if cached else b"",
-        )
-        self._call.send(b"\x0a%b%b" % (varint[len(body)], body))
+        cached = b"\x20" + varint[sequence.cached_tokens] if sequence.cached_tokens else b""
+        middle = self._middle = b"%b%b\x18" % (self._prompt, cached)
+        self._heads = _heads(len(middle))
+        ids = b"".join([varint[token] for token in tokens])
+        body = b"\x0a%b%b%b%b" % (varint[len(ids)], ids, middle, varint[len(sequence.output_ids)])
+        return b"\x0a%b%b" % (varint[len(body)], body)
 
     def complete(self, sequence: Sequence) -> None:
         self._call.send(complete_reply(sequence).SerializeToString())
@@ -76,6 +97,20 @@ class RichSink(PlainSink):
         fields = logprob_fields(sequence, 6, 7, 0, len(sequence.output_ids), prompt=True)
         body = complete_reply(sequence).complete.SerializeToString() + fields
         self._call.send(b"\x12%b%b" % (VARINT[len(body)], body))
+
+
+@functools.cache
+def _heads(middle: int) -> list[list[bytes]]:
+    """What a framed chunk of one token starts with, by the sizes in bytes of the id and of the count.
+
+    `middle` is the size of the middle. No chunk of one token has 128 bytes, so its length is one byte.
+    """
+
+    def head(ids: int, count: int) -> bytes:
+        body = 2 + ids + middle + count
+        return b"%b\x0a%b\x0a%b" % (PREFIXES[2 + body], VARINT[body], VARINT[ids])
+
+    return [[head(ids, count) for count in range(MAX_VARINT + 1)] for ids in range(MAX_VARINT + 1)]
 
 
 class EmbedSink:

@@ -1,6 +1,6 @@
 """One call: what a handler reads of a request and how it answers.
 
-The hot path is ``send``: one prefix, one ``send_data`` into nghttp2, one subtraction. The stream window is tracked by
+The hot path is ``send_framed``: one ``send_data`` into nghttp2, one subtraction. The stream window is tracked by
 an estimate (``_credit``) that only shrinks; it is read again from nghttp2 when it runs out.
 """
 
@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from bridge.grpc.framing import PREFIX_BYTES, PREFIXED, PREFIXES, frame_gzip
+from bridge.grpc.framing import frame, frame_gzip
 from bridge.grpc.metadata import Metadata
 from bridge.grpc.status import (
     OK_FIELDS,
@@ -120,18 +120,17 @@ class Call:
 
     def send(self, message: bytes, /) -> None:
         """Queue one serialized message for the next flush; a no-op once the call has ended."""
+        self.send_framed(frame(message))
+
+    def send_framed(self, framed: bytes, /) -> None:
+        """As send(), for a message that already has its prefix: what is sent each step comes this way."""
         if not self._open and not self._begin():
             return
-        size = len(message)
         try:
-            if size < PREFIXED:
-                self._send_data(self.stream_id, PREFIXES[size] + message)
-            else:
-                self._send_data(self.stream_id, b"\0" + size.to_bytes(4, "big") + message)
+            self._send_data(self.stream_id, framed)
         except self.connection.errors:
-            # The stream is closed in nghttp2; the event that says so has not been handled yet.
             return
-        self._credit = credit = self._credit - size - PREFIX_BYTES
+        self._credit = credit = self._credit - len(framed)
         if credit <= 0:
             self._credit_spent()
         connection = self.connection
@@ -143,17 +142,7 @@ class Call:
         if not self.reply_gzip or len(message) < COMPRESS_FROM_BYTES:
             self.send(message)
             return
-        if not self._open and not self._begin():
-            return
-        framed = frame_gzip(message)
-        try:
-            self._send_data(self.stream_id, framed)
-        except self.connection.errors:
-            return
-        self._credit -= len(framed)
-        if self._credit <= 0:
-            self._credit_spent()
-        self.connection.mark_dirty()
+        self.send_framed(frame_gzip(message))
 
     def send_initial_metadata(self, metadata: MetadataPairs = ()) -> None:
         """Queue the response headers now; a no-op if they are out or the call has ended."""
