@@ -32,14 +32,38 @@ def generate(prompt: Sequence[int], tokens: int, *, stream: bool = True, request
 
 
 class Target(Worker):
-    """A served simulated engine. `folder` must be short: ipc addresses have 107 bytes."""
+    """A served simulated engine. `folder` must be short: ipc addresses have 107 bytes.
 
-    def __init__(self, folder: Path, *arguments: object) -> None:
+    `tls` are channel credentials that fit the TLS flags among `arguments`. With `uds` it listens on that socket.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: object,
+        host: str = "127.0.0.1",
+        uds: Path | None = None,
+        tls: grpc.ChannelCredentials | None = None,
+    ) -> None:
         port = unused_port()
         control = f"ipc://{folder}/c"
-        flags = ["--port", port, "--state-dir", folder / "state", "--control-address", control, *arguments]
+        listen = ["--host", host, "--port", port] if uds is None else ["--uds", uds]
+        flags = [*listen, "--state-dir", folder / "state", "--control-address", control, *arguments]
         super().__init__([*SERVE, *map(str, flags)], port, folder / "log")
+        self.channel.close()
+        name = "localhost" if tls is not None else f"[{host}]" if ":" in host else host
+        self.address = f"{name}:{port}" if uds is None else f"unix:{uds}"
+        self._tls = tls
+        self.channel = self.connect()
+        self.stub = pb_grpc.VllmEngineStub(self.channel)
         self.sim = SimControl(control)
+
+    def connect(self, *options: tuple[str, object]) -> grpc.Channel:
+        """A channel with a connection of its own."""
+        own = [("grpc.use_local_subchannel_pool", 1), *options]
+        if self._tls is not None:
+            return grpc.secure_channel(self.address, self._tls, own)
+        return grpc.insecure_channel(self.address, own)
 
     def __enter__(self) -> Target:
         return self
@@ -59,7 +83,7 @@ class Target(Worker):
 
     def answers(self, within_s: float = 2.0) -> bool:
         """Whether a new connection gets a healthy HealthCheck."""
-        with grpc.insecure_channel(self.address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        with self.connect() as channel:
             try:
                 health = pb_grpc.VllmEngineStub(channel).HealthCheck(pb.HealthCheckRequest(), timeout=within_s)
             except grpc.RpcError:
