@@ -35,6 +35,8 @@ class Call:
     def send(self, message: bytes) -> None:
         """A socket would be here."""
 
+    send_framed = send
+
 
 class BareTable(RequestTable):
     """Delivers tokens and nothing else: what the plain path would be if no other feature existed."""
@@ -46,18 +48,18 @@ class BareTable(RequestTable):
             if sequence is None:
                 self._stranger(delta)
                 continue
-            ids = sequence.output_ids
-            ids += delta.new_token_ids
-            if delta.finish_reason is not None:
-                self._last(sequence, delta)
+            tokens = delta.new_token_ids
+            if delta.finish_reason is None:
+                ids = sequence.output_ids
+                ids += tokens
+                if sequence.held or sequence.out.blocked:
+                    sequence.held += len(tokens)
+                elif tokens:
+                    sequence.sink.chunk(sequence, tokens)
                 continue
-            request = sequence.request
-            if request.stream:
-                sent = sequence.sent
-                count = len(ids)
-                if count > sent and not request.out.blocked:
-                    sequence.sent = count
-                    request.sink.chunk(sequence, ids[sent:])
+            sequence.output_ids += tokens
+            sequence.held += len(tokens)
+            self._last(sequence, delta)
 
 
 def replay(kind: type[RequestTable], steps: int) -> None:
