@@ -3,11 +3,13 @@ PYTHON ?= python3
 BUILD = $(PYTHON) tests/environments/build.py
 DEV = .envs/dev/bin
 
-.PHONY: help demo test check lint clean
+.PHONY: help demo test test-abuse test-clients check lint clean
 
 help:
 	@echo "make demo    a real vLLM engine on the CPU, asked over gRPC and through the SMG gateway"
 	@echo "make test    the checks and every test, with the real engine and the real gateway"
+	@echo "make test-abuse    attacks on the gRPC listener beside good streams, connections cut at every byte"
+	@echo "make test-clients  clients of other makers: grpcio, grpc-js, tonic, nghttp2, h2 (installs nghttp2-client and npm packages)"
 	@echo "make check   ruff, mypy, import directions, the wheel: what runs without an engine"
 	@echo "make clean   remove what the targets above made (.envs, .models, caches)"
 
@@ -18,6 +20,15 @@ demo:
 test: lint
 	@$(BUILD) vllm smg model tiny
 	@$(DEV)/python -m pytest -q
+
+test-abuse:
+	@$(BUILD) dev
+	@$(DEV)/python -m pytest -q tests/abuse
+
+test-clients:
+	@$(BUILD) dev smg tiny
+	@$(DEV)/python tests/clients/install.py
+	@$(DEV)/python -m pytest -q tests/clients
 
 check: lint
 	@$(BUILD) vllm tiny

@@ -9,6 +9,12 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.abuse.arena import Arena
+from tests.apart import is_left_out
+
+
+def pytest_ignore_collect(config: pytest.Config) -> bool | None:
+    """`make test-abuse` runs these tests: they measure, and want the machine for themselves."""
+    return is_left_out(Path(__file__).parent, config)
 
 
 @pytest.fixture(scope="module")
