@@ -17,7 +17,7 @@ import zmq
 
 from bridge.contracts.names import contracts_for
 from bridge.flags import Values
-from bridge.frontend import FrontEnd
+from bridge.frontend import FrontEnd, tame_collector
 from bridge.supervisor.errors import EXIT_REQUESTED, EXIT_UNREQUESTED, SupervisorError, UsageError
 from bridge.supervisor.listeners import bind_tcp, bind_unix
 from bridge.supervisor.state import StateFolder
@@ -69,6 +69,7 @@ class _Attached:
             slot = Slot(context, 0, *state.slot(0))
         except LinkError as error:
             raise UsageError(str(error)) from None
+        tame_collector()
         front_end = FrontEnd(
             self._engine,
             slot,

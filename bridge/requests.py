@@ -12,13 +12,17 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from bridge.grpc.connection import Connection
+from bridge.grpc.fanout import Outlet, send_each
 from bridge.grpc.status import Code
 from bridge.logprobs import Columns
 from bridge.refusal import Refusal
 from bridge.stops import StopMatcher
+from bridge.template import Heads, Template, render_each
 from bridge.wire.codec import Codec, EmbedCall, Finish, GenerateCall
 from bridge.wire.errors import WireError
 from bridge.wire.link import LinkError
@@ -46,9 +50,20 @@ class Writable(Protocol):
         """True while chunks must wait: the table keeps the tokens until `RequestTable.resume`."""
         ...
 
+    @property
+    def outlet(self) -> Outlet | None:
+        """Where framed chunks may go until `RequestTable.hold`; None when they may not."""
+        ...
+
 
 class Sink(Protocol):
-    """Where one request's results go: a contract's renderer over one call."""
+    """Where one request's results go: a contract's renderer over one call.
+
+    `template` makes the chunks of one token that follow the first chunk; None when only `chunk` can.
+    """
+
+    @property
+    def template(self) -> Template | None: ...
 
     def chunk(self, sequence: Sequence, tokens: list[int]) -> None:
         """Render the last tokens of `sequence.output_ids`, one or more. `sequence.sent` already counts them."""
@@ -121,7 +136,7 @@ class Sequence:
         self.plain = False
         """Started, and every delta is nothing but tokens."""
         self.steady = False
-        """Plain, and streamed: the path that nearly every delta takes."""
+        """Plain, and streamed."""
         self.cached_tokens = 0
         self.finish: Finish | None = None
         self.stop_id: int | None = None
@@ -187,6 +202,10 @@ class Request:
         self.open = 0
 
 
+Express = tuple[list[int], Heads, bytes, Callable[[int, bytes], None], int, Connection]
+"""What turns a sequence's next token into a message in its connection: its output ids, its template, its outlet."""
+
+
 class RequestTable:
     """Live requests of one front end on one engine.
 
@@ -213,6 +232,8 @@ class RequestTable:
         self._counter = 0
         self._held_aborts: dict[str, bytes] = {}
         self._live: dict[str, Sequence] = {}
+        self._express: dict[str, Express] = {}
+        """The sequences whose plain deltas of one token need nothing else, by wire id."""
         self._by_client: dict[str, Request] = {}
         self._requests: set[Request] = set()
         self._ended: dict[str, None] = {}
@@ -314,20 +335,12 @@ class RequestTable:
 
     def _deliver_one(self, step: Any) -> None:
         live = self._live.get
-        for delta in step.outputs:
+        for delta in self._deliver_express(step.outputs):
             sequence = live(delta.request_id)
             if sequence is None:
                 self._stranger(delta)
                 continue
             tokens = delta.new_token_ids
-            if sequence.steady and delta.finish_reason is None:
-                ids = sequence.output_ids
-                ids += tokens
-                if sequence.held or sequence.out.blocked:
-                    sequence.held += len(tokens)
-                elif tokens:
-                    sequence.sink.chunk(sequence, tokens)
-                continue
             if sequence.plain:
                 sequence.output_ids += tokens
                 sequence.held += len(tokens)
@@ -337,9 +350,47 @@ class RequestTable:
                 self._last(sequence, delta)
             else:
                 self._flow(sequence)
+                if sequence.steady:
+                    self._board(sequence)
+
+    def _deliver_express(self, outputs: Iterable[Any]) -> Iterable[Any]:
+        """Send every delta that is one token of a sequence in `_express`; returns the others.
+
+        Columns instead of a loop over objects, because a step's cost is what it fetches into the cache.
+        """
+        found = list(map(self._express.get, [delta.request_id for delta in outputs]))
+        pairs = [
+            (express, delta.new_token_ids[0])
+            for express, delta in zip(found, outputs, strict=True)
+            if express is not None and delta.finish_reason is None and len(delta.new_token_ids) == 1
+        ]
+        if not pairs:
+            return outputs
+        rows, tokens = zip(*pairs, strict=True)
+        output_ids, heads, middles, sends, stream_ids, connections = zip(*rows, strict=True)
+        deque(map(list.append, output_ids, tokens), maxlen=0)
+        framed = render_each(heads, middles, tokens, list(map(len, output_ids)))
+        send_each(sends, stream_ids, framed, connections)
+        if len(pairs) == len(found):
+            return ()
+        return [
+            delta
+            for express, delta in zip(found, outputs, strict=True)
+            if express is None or delta.finish_reason is not None or len(delta.new_token_ids) != 1
+        ]
+
+    def _board(self, sequence: Sequence) -> None:
+        template, outlet = sequence.sink.template, sequence.out.outlet
+        if template is not None and outlet is not None and not sequence.held:
+            self._express[sequence.wire_id] = (sequence.output_ids, *template, *outlet)
+
+    def hold(self, request: Request) -> None:
+        """The request's sink is blocked: its tokens are held from now on."""
+        for sequence in request.sequences:
+            self._express.pop(sequence.wire_id, None)
 
     def resume(self, request: Request) -> None:
-        """Render what waited while the request's sink was blocked."""
+        """Render what was held while the request's sink was blocked."""
         for sequence in request.sequences:
             self._flow(sequence)
 
@@ -529,6 +580,7 @@ class RequestTable:
 
     def _forget(self, sequence: Sequence) -> None:
         del self._live[sequence.wire_id]
+        self._express.pop(sequence.wire_id, None)
         ended = self._ended
         ended[sequence.wire_id] = None
         if len(ended) > ENDED_KEPT:

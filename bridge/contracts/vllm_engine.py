@@ -172,6 +172,7 @@ class VllmEngine:
         engine.submit(request, rank, calls, rich)
         table = engine.table
         call.on_cancel = lambda reason: table.cancel(request)
+        call.on_blocked = partial(table.hold, request)
         call.on_writable = partial(table.resume, request)
 
     def _rich(self, params: pb.SamplingParams, sampling: Sampling, ids: list[int]) -> Callable[[], Rich] | None:

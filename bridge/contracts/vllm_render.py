@@ -16,13 +16,12 @@ from bridge.grpc.framing import PREFIXES
 from bridge.grpc.status import Code, GrpcError
 from bridge.logprobs import Columns
 from bridge.requests import Sequence
-from bridge.varint import COMMON, VARINT
+from bridge.template import Template
+from bridge.varint import VARINT, varints
 from bridge.wire.codec import Finish
 
 MAX_VARINT = 5
 """Bytes of the largest uint32."""
-
-_join = b"".join
 
 FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORT: "abort", Finish.ERROR: "error"}
 
@@ -30,38 +29,25 @@ FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORT: "abort", F
 class PlainSink:
     """Renders one Generate call of one sequence that reports nothing but tokens.
 
-    A chunk of one token is four pieces: a head that depends on their sizes only, the id, a middle that never changes
-    (prompt_tokens, cached_tokens, the key of completion_tokens), and the count.
+    Once a chunk is out, the ones that follow need only the template: the middle is prompt_tokens, cached_tokens and the
+    key of completion_tokens.
     """
 
-    __slots__ = ("_call", "_heads", "_middle", "_prompt")
+    __slots__ = ("_call", "_prompt", "template")
 
     def __init__(self, call: Call, prompt_tokens: int) -> None:
         self._call = call
         self._prompt = b"\x10" + VARINT[prompt_tokens]
-        self._heads: list[list[bytes]] = []
-        self._middle = b""
+        self.template: Template | None = None
 
     def chunk(self, sequence: Sequence, tokens: list[int]) -> None:
-        try:
-            (token,) = tokens
-            ids, count = COMMON[token], COMMON[len(sequence.output_ids)]
-            message = _join((self._heads[len(ids)][len(count)], ids, self._middle, count))
-        except (ValueError, IndexError, TypeError):
-            # Several tokens, a number met for the first time, or the first chunk of the call.
-            self._call.send(self._chunk(sequence, tokens))
-        else:
-            self._call.send_framed(message)
-
-    def _chunk(self, sequence: Sequence, tokens: list[int]) -> bytes:
-        """Any chunk; prepares what `chunk` puts together for the next one."""
         varint = VARINT
         cached = b"\x20" + varint[sequence.cached_tokens] if sequence.cached_tokens else b""
-        middle = self._middle = b"%b%b\x18" % (self._prompt, cached)
-        self._heads = _heads(len(middle))
-        ids = b"".join([varint[token] for token in tokens])
-        body = b"\x0a%b%b%b%b" % (varint[len(ids)], ids, middle, varint[len(sequence.output_ids)])
-        return b"\x0a%b%b" % (varint[len(body)], body)
+        middle = b"%b%b\x18" % (self._prompt, cached)
+        ids = b"".join(varints(tokens))
+        body = b"\x0a%b%b%b%b" % (varint[len(ids)], ids, middle, varint[sequence.sent])
+        self._call.send(b"\x0a%b%b" % (varint[len(body)], body))
+        self.template = Template(_heads(len(middle)), middle)
 
     def complete(self, sequence: Sequence) -> None:
         self._call.send(complete_reply(sequence).SerializeToString())
@@ -74,13 +60,13 @@ class PlainSink:
 
 
 class RichSink(PlainSink):
-    """Renders several samples, and log-probabilities."""
+    """Renders several samples, and log-probabilities; its chunks have no template."""
 
     __slots__ = ()
 
     def chunk(self, sequence: Sequence, tokens: list[int]) -> None:
         varint = VARINT
-        ids = b"".join([varint[token] for token in tokens])
+        ids = b"".join(varints(tokens))
         first = sequence.sent == len(tokens)
         body = b"\x0a%b%b%b\x18%b%b%b%b" % (
             varint[len(ids)],
@@ -115,6 +101,8 @@ def _heads(middle: int) -> list[list[bytes]]:
 
 class EmbedSink:
     """Collects the vector of one Embed call; `result` raises the error that ended it instead."""
+
+    template = None
 
     def __init__(self) -> None:
         self.result: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
@@ -197,7 +185,7 @@ def output_logprobs(columns: Columns, start: int, stop: int) -> bytes:
 def input_logprobs(prompt: list[int], columns: Columns) -> bytes:
     """InputLogProbs: one entry a prompt token; the first has no value and no alternatives."""
     width = columns.width
-    ids = b"".join([VARINT[token] for token in prompt])
+    ids = b"".join(varints(prompt))
     values = [b"\x0a\x00"]
     tops = [b"\x1a\x00"]
     for row in range(len(prompt) - 1):

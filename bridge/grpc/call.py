@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from bridge.grpc.fanout import Outlet
 from bridge.grpc.framing import frame, frame_gzip
 from bridge.grpc.metadata import Metadata
 from bridge.grpc.status import (
@@ -53,6 +54,7 @@ class Call:
         "headers_sent",
         "metadata",
         "metadata_bytes",
+        "on_blocked",
         "on_cancel",
         "on_writable",
         "receiving_since",
@@ -72,6 +74,8 @@ class Call:
     deadline: float | None
     # No window on the stream or the connection, or an unsent backlog on the transport: keep tokens instead of sending.
     blocked: bool
+    # Called when ``blocked`` turns true.
+    on_blocked: Callable[[], None] | None
     # Called when ``blocked`` turns false.
     on_writable: Callable[[], None] | None
     # Called once if the call ends before finish(); nothing can be sent from then on.
@@ -90,6 +94,7 @@ class Call:
         self.metadata_bytes = 0
         self.deadline = None
         self.blocked = credit <= 0 or connection.blocked
+        self.on_blocked = None
         self.on_writable = None
         self.on_cancel = None
         self.ended = False
@@ -136,6 +141,13 @@ class Call:
         connection = self.connection
         if not connection.dirty:
             connection.mark_dirty()
+
+    @property
+    def outlet(self) -> Outlet | None:
+        """For `send_each`, until the call ends or on_blocked is called; None while it is blocked or not open."""
+        if self.blocked or not self._open:
+            return None
+        return Outlet(self._send_data, self.stream_id, self.connection)
 
     def send_compressed(self, message: bytes, /) -> None:
         """As send(), with gzip when the method compresses, the client accepts it and the message is worth it."""
@@ -212,9 +224,12 @@ class Call:
     def refresh(self) -> None:
         """Compute ``blocked`` from nghttp2's windows; tell the handler if it turned false."""
         self._credit = self.connection.stream_credit(self.stream_id)
+        if self._credit <= 0 or self.connection.blocked:
+            self.block()
+            return
         was_blocked = self.blocked
-        self.blocked = self._credit <= 0 or self.connection.blocked
-        if was_blocked and not self.blocked and not self.ended:
+        self.blocked = False
+        if was_blocked and not self.ended:
             if self._waiter is not None:
                 if not self._waiter.done():
                     self._waiter.set_result(None)
@@ -225,6 +240,13 @@ class Call:
                 except Exception:
                     log.exception("%s: on_writable failed", self.spec.path)
 
+    def block(self) -> None:
+        """Set ``blocked`` and tell the handler."""
+        if not self.blocked:
+            self.blocked = True
+            if self.on_blocked is not None:
+                self.on_blocked()
+
     def _begin(self) -> bool:
         """Queue the response headers if they are not out; whether messages can follow."""
         self.send_initial_metadata()
@@ -233,7 +255,7 @@ class Call:
     def _credit_spent(self) -> None:
         self._credit = self.connection.stream_credit(self.stream_id)
         if self._credit <= 0:
-            self.blocked = True
+            self.block()
 
     def _end(self, fields: RawHeaders) -> None:
         """Queue the trailers (or the trailers-only response) and settle the accounts."""
@@ -252,6 +274,7 @@ class Call:
 
     def _release(self) -> None:
         """Drop what an ended call no longer needs: it may stay known until its last bytes are taken."""
+        self.on_blocked = None
         self.on_writable = None
         self.on_cancel = None
         self.task = None

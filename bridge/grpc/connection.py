@@ -109,6 +109,8 @@ class Connection(asyncio.Protocol):
         self._send_data = self._h2.send_data
         self._initial_window = DEFAULT_WINDOW
         self._window_spent = False
+        # Message bytes that the last flush left with nghttp2.
+        self._queued = 0
         self._inlet: Inlet | None = None
         self._last_call_at = now
         self._last_stream = 0
@@ -311,7 +313,13 @@ class Connection(asyncio.Protocol):
         if not self.blocked:
             self.blocked = True
             for call in self.calls.values():
-                call.blocked = True
+                call.block()
+
+    def _block_stuck(self) -> None:
+        """Block the calls whose own window did not take all that was queued."""
+        for stream_id, call in self.calls.items():
+            if not call.blocked and not call.ended and self._h2.queued_body_size(stream_id):
+                call.block()
 
     def _unblock(self) -> None:
         """Let calls send again, unless the connection's window or the transport still holds them back."""
