@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
+import resource
 import ssl
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +13,13 @@ from bridge.grpc.limits import MIB, Limits, Rate
 from bridge.grpc.tls import server_context
 from bridge.supervisor.errors import UsageError
 
+log = logging.getLogger(__name__)
+
 KIB = 1024
+DESCRIPTORS_A_CONNECTION = 2
+"""One in use, and one of a connection that is being ended: it lingers for a second."""
+OWN_DESCRIPTORS = 64
+"""Sockets of the link, listeners, the loop; 30 were counted."""
 CALLS_BESIDE_REQUESTS = 1024
 """Calls beyond `max_in_flight`: health checks and loads are answered while every request's place is taken."""
 
@@ -44,6 +53,23 @@ def limits_of(options: Mapping[str, Any]) -> Limits:
         streams = options.get("max_streams_per_connection", Limits().max_streams_per_connection)
         given["resets"] = Rate(streams, options["max_resets_per_sec"])
     return Limits(**given)
+
+
+def fitted(limits: Limits) -> Limits:
+    """`limits` as this process can keep them, with its limit on open files raised as far as it may be.
+
+    Out of descriptors, nobody is let in: no idle connection gives way before `max_connections` is reached.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = limits.max_connections * DESCRIPTORS_A_CONNECTION + OWN_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return limits
+    fit = max(1, (soft - OWN_DESCRIPTORS) // DESCRIPTORS_A_CONNECTION)
+    log.warning("%d open files are allowed (ulimit -Hn): --max-connections is %d", soft, fit)
+    return dataclasses.replace(limits, max_connections=fit)
 
 
 def tls_of(options: Mapping[str, Any]) -> ssl.SSLContext | None:

@@ -24,7 +24,7 @@ from bridge.contracts.context import Context
 from bridge.contracts.health import NOT_SERVING, SERVING, HealthService
 from bridge.contracts.reflection import ALPHA, V1, ReflectionService
 from bridge.engine import Engine, State
-from bridge.exposure import limits_of, tls_of
+from bridge.exposure import fitted, limits_of, tls_of
 from bridge.grpc.server import Server
 from bridge.supervisor.channel import ControlChannel, front_end_end
 from bridge.supervisor.control import (
@@ -86,7 +86,7 @@ class FrontEnd:
         self._set_health(serving=False)
         listed = [one.name for one in (*services, self.health)]
         reflection = [ReflectionService(package, listed) for package in (V1, ALPHA)]
-        self.server = Server([*services, self.health, *reflection], limits_of(options), tls_of(options))
+        self.server = Server([*services, self.health, *reflection], fitted(limits_of(options)), tls_of(options))
 
     def _flush(self) -> None:
         self.server.flush()

@@ -47,6 +47,26 @@ def test_a_limit_that_cannot_be_is_refused(flag: str) -> None:
         resolve(SERVE, flag.split(), {}, "sim")
 
 
+@pytest.mark.parametrize(
+    ("soft", "hard", "asked", "allowed", "connections"),
+    [(256, 4096, 500, 1064, 500), (256, 600, 500, 600, 268), (2000, 2000, 500, 2000, 500), (100, 100, 500, 100, 18)],
+)
+def test_connections_fit_the_limit_on_open_files(
+    soft: int, hard: int, asked: int, allowed: int, connections: int
+) -> None:
+    """In a process of its own: a lowered hard limit stays."""
+    code = (
+        "import resource\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+        "from bridge.exposure import fitted\n"
+        "from bridge.grpc.limits import Limits\n"
+        f"print(fitted(Limits(max_connections={asked})).max_connections)\n"
+        "print(*resource.getrlimit(resource.RLIMIT_NOFILE))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.split() == [str(connections), str(allowed), str(hard)]
+
+
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two self-signed certificates with their keys, and one file with both."""
