@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 DEFAULTS = {
-    "eos_token_id": [2, 7, 11],
+    "eos_token_id": [2, 7, 300],
     "do_sample": True,
     "temperature": 0.6,
     "top_p": 0.9,
@@ -20,7 +20,7 @@ DEFAULTS = {
     "repetition_penalty": 1.05,
     "max_new_tokens": 300,
 }
-"""A generation configuration in which every unset value means something."""
+"""A generation configuration in which every unset value means something, and one EOS id is outside the vocabulary of 259."""
 
 
 @pytest.fixture(scope="session")

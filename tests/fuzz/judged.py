@@ -7,9 +7,10 @@ import os
 import re
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import msgspec
@@ -27,8 +28,8 @@ from tests.fuzz.vllm_judge import Question, Verdict, framed
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH = 200
-CLIENT_INDEX = 11
-"""Position in an EngineCoreRequest (vLLM 0.27 to 0.33)."""
+PROMPT, SAMPLING, CLIENT_INDEX = 1, 3, 11
+"""Positions in an EngineCoreRequest (vLLM 0.27 to 0.33)."""
 
 MAX_MESSAGE = 1 << 28
 
@@ -166,6 +167,9 @@ class Judged:
                     self.report.surprises.append(Surprise(f"sent the wire id {wire_id} twice"))
                 if content[CLIENT_INDEX] != SLOT:
                     self.report.surprises.append(Surprise(f"sent the client index {content[CLIENT_INDEX]}"))
+                outside = [token for token in _ids(content) if not 0 <= token < self.model.vocab_size]
+                if outside:
+                    self.report.surprises.append(Surprise(f"sent ids outside the vocabulary in {wire_id}: {outside}"))
                 self._wire_ids.add(wire_id)
 
     async def _weigh(self, asked: list[Asked]) -> None:
@@ -190,6 +194,16 @@ class Judged:
         report.notes.append(
             f"valid: {accepted} of {valid} accepted, {report.of(VALID, answers.BY_NAME)} refused by name"
         )
+
+
+def _ids(content: Sequence[Any]) -> Iterator[int]:
+    """Every id of an ADD that a worker looks up or indexes the logits with."""
+    sampling = content[SAMPLING]
+    yield from content[PROMPT]
+    for name in ("stop_token_ids", "_all_stop_token_ids", "logit_bias", "allowed_token_ids"):
+        yield from sampling.get(name) or ()
+    for word in sampling.get("_bad_words_token_ids") or ():
+        yield from word
 
 
 def _disagreement(one: Asked, verdict: Verdict) -> str | None:

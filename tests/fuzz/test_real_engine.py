@@ -19,13 +19,28 @@ FLAGS = ("--dtype", "float32", "--max-model-len", "128", "--max-num-seqs", "16",
 CACHE = ("--kv-cache-memory-bytes", "67108864")
 
 
-@pytest.fixture
-def tiny(vllm_python: Path, tiny_llama: Path, short_folder: Path) -> Iterator[Worker]:
+@pytest.fixture(scope="module")
+def tiny(vllm_python: Path, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """`serve vllm` with a random two-layer model, whose context is short so that no answer is long."""
     port = unused_port()
     command = [vllm_python, "-m", "bridge", "serve", "vllm", tiny_llama, "--port", port, *FLAGS, *CACHE]
-    with Worker(command, port, short_folder / "worker.log") as worker:
+    with Worker(command, port, tmp_path_factory.mktemp("fuzzed") / "worker.log") as worker:
         yield worker.wait_until_serving()
+
+
+def test_requests_with_different_logprobs_share_a_batch(tiny: Worker) -> None:
+    """The rows of a step are as wide as the widest request's in it (vLLM 0.32); each request gets what it asked for."""
+    wanted = [0, 1, 3, 20, 7]
+    calls = []
+    for count in wanted:
+        params = pb.SamplingParams(temperature=0, max_tokens=10 + count, ignore_eos=True, logprobs=count)
+        prompt = pb.TokenizedInput(input_ids=[5, 6, count])
+        calls.append(tiny.stub.Generate(pb.GenerateRequest(tokenized=prompt, sampling_params=params), timeout=60))
+    for count, call in zip(wanted, calls, strict=True):
+        (reply,) = call
+        logprobs = reply.complete.output_logprobs
+        assert len(logprobs.token_logprobs) == 10 + count
+        assert {len(row.values) for row in logprobs.top_logprobs} == ({count} if count else set())
 
 
 def test_nothing_that_a_client_sends_wedges_or_kills_the_engine(tiny: Worker) -> None:

@@ -17,8 +17,6 @@ from typing import Any, BinaryIO
 import msgspec
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
-from bridge.plugins.vllm.companion import CompanionError, read_facts
-
 
 class Question(msgspec.Struct):
     """A request as it was sent, None for one that is no request; the payloads of the ADDs it led to."""
@@ -98,7 +96,7 @@ class Judge:
                 refusal = f"{type(error).__name__}: {error}"
             else:
                 if decoded:
-                    differs = [*_differences(wanted, decoded)]
+                    differs = [*_differences(wanted, decoded, self._model.get_vocab_size())]
         return Verdict(question.number, refusal, undecodable, differs)
 
     def _decoded(self, add: bytes) -> Any:
@@ -230,8 +228,11 @@ def _transfer(message: pb.GenerateRequest) -> dict[str, Any] | None:
     return None
 
 
-def _differences(wanted: Sequence[Any], sent: Sequence[Any]) -> Iterator[str]:
-    """Where what the bridge sent is not what vLLM's front end would have sent."""
+def _differences(wanted: Sequence[Any], sent: Sequence[Any], vocab_size: int) -> Iterator[str]:
+    """Where what the bridge sent is not what vLLM's front end would have sent.
+
+    EOS ids outside the vocabulary aside: vLLM sends them, and with min_tokens its worker dies of them.
+    """
     if len(wanted) != len(sent):
         yield f"{len(sent)} ADDs, not {len(wanted)}"
     for index, (ours, theirs) in enumerate(zip(sent, wanted, strict=False)):
@@ -242,8 +243,8 @@ def _differences(wanted: Sequence[Any], sent: Sequence[Any]) -> Iterator[str]:
             if name in NOT_COMPARED:
                 continue
             mine, own = getattr(ours.sampling_params, name), getattr(theirs.sampling_params, name)
-            if name == "stop_token_ids":
-                mine, own = set(mine), set(own)
+            if name in ("stop_token_ids", "_all_stop_token_ids"):
+                mine, own = set(mine), {token for token in own if token < vocab_size}
             if mine != own and repr(mine) != repr(own):  # NaN is not NaN
                 yield f"sample {index}: {name} is {mine!r}, not {own!r}"
 
@@ -251,11 +252,9 @@ def _differences(wanted: Sequence[Any], sent: Sequence[Any]) -> Iterator[str]:
 def main(arguments: Sequence[str]) -> int:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # vLLM and what it imports log to standard output
-    try:
-        facts = read_facts(arguments)
-    except CompanionError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    from bridge.plugins.vllm.facts import read_facts
+
+    facts = read_facts(arguments)
     judge = Judge(arguments[0], arguments[1:])
     answers.write(framed(facts))
     answers.flush()
