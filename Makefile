@@ -19,7 +19,7 @@ demo:
 
 test: lint
 	@$(BUILD) vllm smg model tiny
-	@$(DEV)/python -m pytest -q
+	@$(DEV)/python -m pytest -q --ignore tests/clients
 
 test-abuse:
 	@$(BUILD) dev
