@@ -17,5 +17,6 @@ request that holds at least one value an engine wedges on or dies of; nothing of
     report.py     the table and the reproducers
     live.py       a run against a worker
     captured.py   a front end in this process, with an engine that only records
-    judged.py     a run against that, judged by `vllm_judge.py` in vLLM's Python
+    judged.py     a run against that, judged by vLLM's classes
+    vllm_judge.py, vllm_python.py    those classes and the companion, in vLLM's Python
 """

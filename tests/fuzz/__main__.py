@@ -11,9 +11,10 @@ from tempfile import TemporaryDirectory
 import uvloop
 
 from tests.fuzz.cases import CLASSES
-from tests.fuzz.judged import Judged, JudgeProcess
+from tests.fuzz.judged import Judged
 from tests.fuzz.live import Live
 from tests.fuzz.report import Report
+from tests.fuzz.vllm_python import vllm
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,14 +61,9 @@ def _judged(options: argparse.Namespace, kinds: list[str]) -> Report:
     async def run() -> Report:
         with TemporaryDirectory(prefix="fuzz-") as folder:
             place = Path(folder)
-            judge, facts = await JudgeProcess.start(
-                options.engine_python, options.model, options.engine_flags, place / "judge.log"
-            )
-            run = Judged(judge, facts)
-            try:
+            async with vllm(options.engine_python, options.model, options.engine_flags, place) as (judge, companion):
+                run = Judged(judge, companion)
                 return await run.run(place, options.seed, options.requests, kinds, only=options.only)
-            finally:
-                await judge.close()
 
     return uvloop.run(run())
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgpack
 import zmq
 
+from bridge.contracts.context import Grammar
 from bridge.contracts.names import contracts_for
 from bridge.frontend import FrontEnd
 from bridge.wire.companion import Facts
@@ -83,11 +84,15 @@ class Peer:
 
 
 class Captured:
-    """The pair, serving on a TCP port of loopback. `folder` must be short (ipc paths) and private. Use inside a loop."""
+    """The pair, serving on a TCP port of loopback. `folder` must be short (ipc paths) and private. Use inside a loop.
 
-    def __init__(self, folder: Path, facts: Facts) -> None:
+    Without `grammar` there is no companion, and constraints are refused.
+    """
+
+    def __init__(self, folder: Path, facts: Facts, grammar: Grammar | None = None) -> None:
         self._folder = folder
         self._facts = facts
+        self._grammar = grammar
 
     async def __aenter__(self) -> Captured:
         addresses = slot_addresses(self._folder, SLOT)
@@ -109,7 +114,13 @@ class Captured:
             time.sleep(0.01)
         self.deaths: list[str] = []
         self.front_end = FrontEnd(
-            "vllm", slot, incarnation=1, contracts=contracts_for("vllm", []), options={}, on_death=self.deaths.append
+            "vllm",
+            slot,
+            incarnation=1,
+            contracts=contracts_for("vllm", []),
+            options={},
+            on_death=self.deaths.append,
+            grammar=self._grammar,
         )
         self.front_end.engine_up([(identity_of(0), ready)], facts)
         listener = socket.create_server(("127.0.0.1", 0))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import struct
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,77 +14,29 @@ import msgpack
 import msgspec
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
-from bridge.wire.companion import Facts
 from tests.fuzz import answers, poison
 from tests.fuzz.captured import ABORT, ADD, SLOT, UTILITY, Captured
 from tests.fuzz.cases import VALID, Case, batches
 from tests.fuzz.client import Answer, Client
 from tests.fuzz.fields import Model
 from tests.fuzz.make import GENERATE
+from tests.fuzz.refused import CONSTRAINTS
 from tests.fuzz.report import Report, Surprise
-from tests.fuzz.vllm_judge import Question, Verdict, framed
+from tests.fuzz.vllm_judge import Question, Verdict
+from tests.fuzz.vllm_python import Companion, Judge
 
-ROOT = Path(__file__).resolve().parents[2]
 BATCH = 200
 PROMPT, SAMPLING, CLIENT_INDEX = 1, 3, 11
 """Positions in an EngineCoreRequest (vLLM 0.27 to 0.33)."""
 
-MAX_MESSAGE = 1 << 28
-
 STRICTER: Sequence[tuple[str, str]] = (
     (r"min_tokens is \d+; it must be 0 with \d+ stop", "the newer model runner dies of more than 128 ids held back"),
     (r"the number of characters in request_id is ", "an id is repeated in messages and kept in tables"),
+    (f"({CONSTRAINTS}) cannot be enforced: it needs the backend", "an engine has one backend, vLLM checks for any"),
+    (f"({CONSTRAINTS}) cannot be enforced: no token .* can begin it", "the request would never get a token"),
     (r"logit_bias is ", "not a number, or more than 1024 entries: vLLM makes -100 of NaN"),
 )
 """What the bridge refuses and vLLM's front end takes: how the refusal begins, and why."""
-
-
-class JudgeProcess:
-    """vLLM's Python, asked in batches."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdin and process.stdout
-        self._process = process
-        self._in = process.stdin
-        self._out = process.stdout
-        self._decode = msgspec.msgpack.Decoder(list[Verdict]).decode
-
-    @classmethod
-    async def start(cls, python: Path, model: Path, flags: Sequence[str], log: Path) -> tuple[JudgeProcess, Facts]:
-        """The judge of a model, and the facts a companion would read of it."""
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-        with log.open("wb") as errors:
-            process = await asyncio.create_subprocess_exec(
-                str(python),
-                "-m",
-                "tests.fuzz.vllm_judge",
-                str(model),
-                *flags,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=errors,
-                env=environment,
-                cwd=ROOT,
-            )
-        judge = cls(process)
-        return judge, msgspec.msgpack.decode(await judge._message(log), type=Facts)
-
-    async def _message(self, log: Path | None = None) -> bytes:
-        try:
-            size: int = struct.unpack(">I", await self._out.readexactly(4))[0]
-            return await self._out.readexactly(size)
-        except asyncio.IncompleteReadError:
-            said = log.read_text(errors="replace")[-3000:] if log else ""
-            raise RuntimeError(f"vLLM's Python ended\n{said}") from None
-
-    async def ask(self, questions: list[Question]) -> list[Verdict]:
-        self._in.write(framed(questions))
-        await self._in.drain()
-        return self._decode(await self._message())
-
-    async def close(self) -> None:
-        self._in.close()
-        await self._process.wait()
 
 
 @dataclass
@@ -101,8 +51,10 @@ class Asked:
 class Judged:
     """One run. The front end takes the engine for one with a KV connector, so that transfer parameters are judged too."""
 
-    def __init__(self, judge: JudgeProcess, facts: Facts) -> None:
+    def __init__(self, judge: Judge, companion: Companion) -> None:
+        facts = companion.facts
         self._judge = judge
+        self._grammar = companion.grammar
         self._facts = msgspec.structs.replace(facts, kv_connector="NixlConnector")
         self.model = Model(
             vocab_size=facts.vocab_size, max_model_len=facts.max_model_len, max_logprobs=facts.max_logprobs
@@ -114,7 +66,7 @@ class Judged:
     async def run(self, folder: Path, seed: int, count: int, kinds: Sequence[str], only: int | None = None) -> Report:
         """`folder` is short and private. With `only`, nothing but the batch that holds this case."""
         started = time.monotonic()
-        async with Captured(folder, self._facts) as captured:
+        async with Captured(folder, self._facts, self._grammar) as captured:
             client = Client("127.0.0.1", captured.port)
             waiting: asyncio.Task[None] | None = None
             for batch in batches(seed, count, BATCH, kinds, self.model):

@@ -8,8 +8,9 @@ import uvloop
 
 from tests.fuzz import answers
 from tests.fuzz.cases import CLASSES, HOSTILE, VALID
-from tests.fuzz.judged import Judged, JudgeProcess
+from tests.fuzz.judged import Judged
 from tests.fuzz.report import Report
+from tests.fuzz.vllm_python import vllm
 
 REQUESTS = 20_000
 
@@ -21,11 +22,8 @@ def test_vllm_and_the_bridge_see_20000_requests_alike(
 
     async def run() -> Report:
         flags = ["--max-model-len", "1024", "--dtype", "float32"]
-        judge, facts = await JudgeProcess.start(vllm_python, tiny_with_defaults, flags, short_folder / "judge.log")
-        try:
-            return await Judged(judge, facts).run(short_folder, 20, REQUESTS, CLASSES)
-        finally:
-            await judge.close()
+        async with vllm(vllm_python, tiny_with_defaults, flags, short_folder) as (judge, companion):
+            return await Judged(judge, companion).run(short_folder, 20, REQUESTS, CLASSES)
 
     report = uvloop.run(run())
     print(report)

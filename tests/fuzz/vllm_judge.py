@@ -2,7 +2,7 @@
 
 Answers each `Question` with a `Verdict`: whether vLLM's decoder takes the ADDs that the bridge sent for a request, whether
 vLLM's own front end (`SamplingParams`, `InputProcessor`) takes the request, and where the ADDs differ from what that front
-end would have sent. Messages are MessagePack, each behind its length in four bytes; the first one out is the facts.
+end would have sent. Messages are MessagePack, each behind its length in four bytes.
 """
 
 from __future__ import annotations
@@ -252,12 +252,7 @@ def _differences(wanted: Sequence[Any], sent: Sequence[Any], vocab_size: int) ->
 def main(arguments: Sequence[str]) -> int:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # vLLM and what it imports log to standard output
-    from bridge.plugins.vllm.facts import read_facts
-
-    facts = read_facts(arguments)
     judge = Judge(arguments[0], arguments[1:])
-    answers.write(framed(facts))
-    answers.flush()
     decode = msgspec.msgpack.Decoder(list[Question]).decode
     for message in messages(sys.stdin.buffer):
         answers.write(framed([judge.verdict(question) for question in decode(message)]))
