@@ -52,6 +52,7 @@ class Call:
         "ended",
         "half_closed",
         "headers_sent",
+        "lingers",
         "metadata",
         "metadata_bytes",
         "on_blocked",
@@ -106,6 +107,8 @@ class Call:
         self.requests: RequestStream | None = None
         # The response. _open: headers are out and the call has not ended, so send() may go straight to nghttp2.
         self.headers_sent = False
+        # It has ended, its stream has not.
+        self.lingers = False
         self.reply_gzip = False
         self.task: asyncio.Task[None] | None = None
         self._open = False

@@ -62,6 +62,9 @@ GOAWAY_ROUND_TRIP_S = 1.0
 # How long a connection that we close may take to accept its last bytes, and how much it may still send.
 LINGER_S = 1.0
 LINGER_BYTES = 1 << 20
+# The session of connections that are lost; it knows no stream. Their own, with all it holds of their streams, goes at
+# once: until the garbage collector comes by it would be tens of megabytes in a flood.
+GONE = Http2(Role.SERVER)
 DRAIN_PING = b"draining"
 KEEPALIVE_PING = b"stillup?"
 
@@ -88,6 +91,8 @@ class Connection(asyncio.Protocol):
         self.server = server
         self.limits = server.limits
         self.calls: dict[int, Call] = {}
+        # Ended calls whose last bytes the client has not taken.
+        self.lingering = 0
         self.peer = ""
         # Output is queued and waits for a flush.
         self.dirty = False
@@ -166,6 +171,8 @@ class Connection(asyncio.Protocol):
             self._inlet.close()
             self._inlet = None
         self.intake.close()
+        self._h2, self._send_data = GONE, GONE.send_data
+        self.server.stats.calls_lingering -= self.lingering
         self.server.connection_closed(self)
 
     def eof_received(self) -> bool:
@@ -388,6 +395,9 @@ class Connection(asyncio.Protocol):
         call = self.calls.pop(event.stream_id, None)
         if call is not None:
             call.cancel(CancelReason.CLIENT)
+            if call.lingers:
+                self.lingering -= 1
+                self.server.stats.calls_lingering -= 1
         self._early.discard(event.stream_id)
         self._last_call_at = self.heard_at
         if self._goaways == 2 and not self.calls:
@@ -434,8 +444,12 @@ class Connection(asyncio.Protocol):
         if call.deadline is not None and reason is not CancelReason.DEADLINE:
             self.server.deadlines.call_ended()
         self.intake.call_ended(call)
-        if not call.half_closed and reason is not CancelReason.CLIENT and reason is not CancelReason.CONNECTION:
-            self._early.add(call.stream_id)
+        if reason is not CancelReason.CLIENT and reason is not CancelReason.CONNECTION:
+            call.lingers = True
+            self.lingering += 1
+            stats.calls_lingering += 1
+            if not call.half_closed:
+                self._early.add(call.stream_id)
 
     # Ends
 

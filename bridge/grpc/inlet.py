@@ -22,8 +22,8 @@ TURN_CALLS = 16
 SLICE_BYTES = 4096
 SMALL_SLICE_BYTES = 512
 MANY_CALLS = 8
-# What a client that does not read may still send.
-PAUSED_INPUT_BYTES = 1 << 20
+# What a client that does not read may still send: resets and window updates, but not many requests.
+PAUSED_INPUT_BYTES = 1 << 16
 
 
 class Turns:

@@ -17,6 +17,8 @@ GRPC_CONTENT_TYPE = b"application/grpc"
 # A tuple and two bytes objects. A field that a client sends as one byte, HPACK's index, takes its whole length here.
 FIELD_BYTES = 128
 TOO_MANY_BYTES = "too many request bytes in flight"
+# A client with no more ended calls than this has no part in there being too many.
+FEW_LINGERING = 64
 # Calls share the metadata that is no more than the client's name.
 LONG_AGENT_BYTES = 256
 
@@ -74,6 +76,10 @@ class Intake:
         if stats.calls_open >= limits.max_calls and not self._server.make_room_for_a_call():
             message = f"the server's limit of {limits.max_calls} calls in flight is reached"
             raise refusal("calls", Code.RESOURCE_EXHAUSTED, message)
+        lingering = self._connection.lingering
+        if lingering > FEW_LINGERING and stats.calls_lingering >= limits.max_lingering_calls:
+            message = f"{lingering} answers wait for this client to take them"
+            raise refusal("lingering_calls", Code.RESOURCE_EXHAUSTED, message)
         if spec.lasts and stats.calls_lasting >= limits.max_lasting_calls:
             message = f"the server's limit of {limits.max_lasting_calls} client-streaming and endless calls is reached"
             raise refusal("lasting_calls", Code.RESOURCE_EXHAUSTED, message)

@@ -27,6 +27,8 @@ class Limits:
     max_calls: int = 16384
     # Of them, client-streaming and endless ones: reflection, health watches, KV events.
     max_lasting_calls: int = 512
+    # Ended calls whose last bytes their clients do not take. Above it, a client that has its part in it opens no more.
+    max_lingering_calls: int = 8192
     # One request message, after decompression; images travel in requests.
     max_message_bytes: int = 64 * MIB
     # Request bytes received for calls whose request is not complete, and the metadata of open calls.

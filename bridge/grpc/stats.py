@@ -16,6 +16,8 @@ class ServerStats:
     # Of them, client-streaming and endless ones.
     calls_lasting: int = 0
     calls_total: int = 0
+    # Ended calls whose last bytes their client has not taken.
+    calls_lingering: int = 0
     buffered_bytes: int = 0
     # Calls that ended before their handler finished them, by CancelReason name.
     cancelled: Counter[str] = field(default_factory=Counter)

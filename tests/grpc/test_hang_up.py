@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import sys
 
 import pytest
 
@@ -45,3 +47,19 @@ async def test_a_client_that_goes_on_sending_is_not_heard_for_long(server: Runni
     await until(lambda: server.server.stats.connections == 0)
     assert loop.time() - started < LINGER_S
     sock.close()
+
+
+async def test_a_lost_connections_streams_do_not_wait_for_the_garbage_collector(server: Running) -> None:
+    sock = await connected(server)
+    (connection,) = server.server._connections
+    session = connection._h2
+    connection.ping()
+    del connection
+    gc.disable()
+    try:
+        sock.close()
+        await until(lambda: server.server.stats.connections == 0)
+        await asyncio.sleep(0.01)
+        assert sys.getrefcount(session) == 2
+    finally:
+        gc.enable()

@@ -441,3 +441,27 @@ async def test_client_streaming_and_endless_calls(serve: Starter, connect: Conne
     await until(lambda: server.server.stats.calls_lasting == 2)
     await client.close()
     await until(lambda: server.server.stats.calls_lasting == 0)
+
+
+async def test_answers_that_nobody_takes(serve: Starter, connect: Connector) -> None:
+    """Too many of them, and a client with a part in it opens no more calls; others do."""
+    server = await serve(Limits(max_lingering_calls=100))
+    stats = server.server.stats
+    rude, good = await connect(server, settings(window=1)), await connect(server)
+    for _ in range(100):
+        await rude.call(PACKAGE + "Echo", b"x")
+    await until(lambda: stats.calls_lingering == 100)
+    assert stats.calls_open == 0
+    trailers = await rude.finished(await rude.call(PACKAGE + "Echo", b"x"))
+    assert (trailers["grpc-status"], trailers["grpc-message"]) == ("8", "100 answers wait for this client to take them")
+    assert await good.finished(await good.call(PACKAGE + "Echo", b"x")) == {"grpc-status": "0"}
+    await rude.send(window_update(1, 100) + reset(3))
+    assert await rude.finished(1) == {"grpc-status": "0"}
+    await until(lambda: stats.calls_lingering == 98)
+    stream = await rude.call(PACKAGE + "Raw")
+    await server.calls(1)
+    await rude.send(reset(stream))
+    await until(lambda: len(server.probe.cancelled) == 1)
+    assert stats.calls_lingering == 98
+    await rude.close()
+    await until(lambda: stats.calls_lingering == 0)
