@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ssl
+
 from tests.abuse.floods import HELLO
 from tests.abuse.hostile import GENERATE, HEALTH, Hand, Script
 from tests.abuse.target import generate
@@ -99,9 +102,30 @@ def takes_no_end(hand: Hand) -> Script:
         yield BEAT_S
 
 
+def half_a_handshake(hand: Hand) -> Script:
+    """The beginning of TLS's ClientHello."""
+    yield _client_hello()[:200]
+    while True:
+        yield BEAT_S
+
+
+def half_of_the_handshake(hand: Hand) -> Script:
+    """A whole ClientHello, and nothing after the server's answer."""
+    yield _client_hello()
+    while True:
+        yield BEAT_S
+
+
 def holds_on(hand: Hand) -> Script:
     """A connection for the sake of having one."""
     yield HELLO
     while True:
         yield raw.frame(raw.PING, 0, 0, b"pingping")
         yield 1.0
+
+
+def _client_hello() -> bytes:
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname="localhost").do_handshake()
+    return outgoing.read()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -80,17 +79,6 @@ def test_of_a_whole_response(target: Target, pool: ThreadPoolExecutor, ending: E
     assert len(whole) < STREAMED_BYTES
     sizes = range(len(whole) + 1)
     at_every_byte(target, pool, sizes, lambda size: cut_response(target.port, SHORT, size, ending))
-
-
-@pytest.fixture(scope="module")
-def certificate(folder: Path) -> Path:
-    """A certificate for localhost with its key, in one file."""
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-days", "2", "-subj", "/CN=localhost", "-keyout", "key.pem", "-out", "cert.pem"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
-    both = folder / "both.pem"
-    both.write_bytes((folder / "key.pem").read_bytes() + (folder / "cert.pem").read_bytes())
-    return both
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,15 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import grpc
 import pytest
 
 from tests.abuse import slow
 from tests.abuse.arena import Arena
 from tests.abuse.hostile import Attack, under
+from tests.abuse.target import Target
 
 LIMIT_S = 2
 ENDS_WITHIN_S = LIMIT_S + 3.0
@@ -75,3 +78,23 @@ def test_connections_that_are_held_give_way_to_new_ones(arena: Arena) -> None:
             time.sleep(0.5)
     arena.crowd.must_be_right()
     arena.target.must_answer()
+
+
+def test_tls_handshakes_that_are_not_finished(certificate: Path) -> None:
+    """They are no connections yet, but they do not last, and nobody waits for them."""
+    credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
+    with (
+        TemporaryDirectory(prefix="abuse-") as path,
+        Target(Path(path), "--tls-cert", certificate, "--request-secs", LIMIT_S, tls=credentials) as target,
+    ):
+        target.wait_until_serving()
+        target.must_answer()
+        idle = target.front_end.num_fds()
+        attacks = [Attack(script, connections=50) for script in (slow.half_a_handshake, slow.half_of_the_handshake)]
+        with ExitStack() as stack:
+            tolls = [stack.enter_context(under(attack, target.port)) for attack in attacks]
+            until = time.monotonic() + ENDS_WITHIN_S
+            while any(toll.connections < 100 for toll in tolls):
+                assert time.monotonic() < until, [toll.connections for toll in tolls]
+                target.must_answer()
+        target.must_close(idle)
