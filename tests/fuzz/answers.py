@@ -8,7 +8,6 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from bridge.grpc.status import Code
 from tests.fuzz.cases import ENDLESS, HOSTILE, VALID, Case
 from tests.fuzz.client import Answer
-from tests.fuzz.make import GENERATE
 from tests.fuzz.refused import refused_feature
 
 ACCEPTED = "accepted"
@@ -47,7 +46,7 @@ def outcome(case: Case, answer: Answer) -> str:
 
 
 def _code(answer: Answer) -> str:
-    return Code(answer.status).name if answer.status in iter(Code) else f"status {answer.status}"
+    return Code(answer.status).name if answer.status in {*Code} else f"status {answer.status}"
 
 
 def surprise(case: Case, answer: Answer) -> str | None:
@@ -57,7 +56,7 @@ def surprise(case: Case, answer: Answer) -> str | None:
     if answer.how != "status":
         return None if case.alone and answer.how in CUT else f"{answer.how}: {answer.text}"
     if answer.status == Code.OK:
-        if case.kind == HOSTILE and (case.method == GENERATE or case.message is None):
+        if case.kind == HOSTILE:
             return "accepted"
         return wrong_answer(case, answer)
     if not answer.text:

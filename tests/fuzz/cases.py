@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
-from tests.fuzz import poison
-from tests.fuzz.fields import Model
+from tests.fuzz import encoding, poison
+from tests.fuzz.fields import DENORMAL, Model
 from tests.fuzz.make import GENERATE, METHODS, asks_for_what_lacks, damaged, near, parsed, path_of, valid
 
 VALID, NEAR, HOSTILE = "valid", "near", "hostile"
@@ -17,6 +18,8 @@ CLASSES = (VALID, NEAR, HOSTILE)
 
 CYCLE = (VALID, NEAR, VALID, HOSTILE)
 """Classes of successive batches."""
+
+FLUSH = "FlushCache"
 
 ENDLESS = "SubscribeKvEvents"
 """A stream that only its client ends."""
@@ -108,6 +111,9 @@ def _near(number: int, method: str, random: Random, model: Model) -> Case:
 
 def _hostile(number: int, method: str, random: Random, model: Model) -> Case:
     draw = random.random()
+    if method == FLUSH and draw < 0.5:
+        message = encoding.float32(1, random.choice((math.nan, -math.nan, -DENORMAL, -math.inf)))
+        return _poisoned(number, method, "timeout_s", message, ("timeout_s",))
     if method != GENERATE or draw < 0.2:
         return _no_message(number, method, random, model)
     request = valid(method, random, model)
@@ -116,15 +122,7 @@ def _hostile(number: int, method: str, random: Random, model: Model) -> Case:
     bytes_of_it = poison.POISONS[name](request, random, model)
     message = poison.hidden(request.SerializeToString(), bytes_of_it, random)
     if draw < 0.9:
-        return Case(
-            number=number,
-            kind=HOSTILE,
-            name=f"{method}, {name.strip()}",
-            method=method,
-            body=poison.framed(message),
-            message=message,
-            says=poison.named_by(name),
-        )
+        return _poisoned(number, method, name.strip(), message, poison.named_by(name))
     path, headers = _bad_headers(random, path_of(method))
     body = poison.framed(message)
     return Case(
@@ -136,6 +134,13 @@ def _hostile(number: int, method: str, random: Random, model: Model) -> Case:
         path=path,
         headers=headers,
         alone=True,
+    )
+
+
+def _poisoned(number: int, method: str, name: str, message: bytes, says: tuple[str, ...]) -> Case:
+    body = poison.framed(message)
+    return Case(
+        number=number, kind=HOSTILE, name=f"{method}, {name}", method=method, body=body, message=message, says=says
     )
 
 

@@ -301,7 +301,7 @@ FIELDS: Mapping[str, Values] = {
         valid=lambda random, model: random.randrange(model.ranks), near=lambda model: counts(0, model.ranks)
     ),
     "FlushCacheRequest.timeout_s": Values(
-        valid=lambda *_: 0.0, near=lambda _: [0.0, -0.0, -1.0, DENORMAL, 0.2, -math.inf, -math.nan]
+        valid=lambda *_: 0.0, near=lambda _: [0.0, -0.0, -1.0, DENORMAL, 0.2, -math.inf]
     ),
     "StartProfileRequest.output_dir": Values(chance=0.0, valid=lambda *_: "", near=lambda _: ["", "/tmp", "../x"]),
     "StartProfileRequest.start_step": Values(chance=0.0, valid=lambda *_: 0),

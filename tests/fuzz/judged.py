@@ -34,6 +34,7 @@ STRICTER: Sequence[tuple[str, str]] = (
     (r"the number of characters in request_id is ", "an id is repeated in messages and kept in tables"),
     (f"({CONSTRAINTS}) cannot be enforced: it needs the backend", "an engine has one backend, vLLM checks for any"),
     (f"({CONSTRAINTS}) cannot be enforced: no token .* can begin it", "the request would never get a token"),
+    (r"kv_transfer_params_json is .*; it must be a JSON object", "nested so deeply that a decoder may give up on it"),
     (r"logit_bias is ", "not a number, or more than 1024 entries: vLLM makes -100 of NaN"),
 )
 """What the bridge refuses and vLLM's front end takes: how the refusal begins, and why."""
