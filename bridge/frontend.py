@@ -19,8 +19,9 @@ from typing import Any
 import uvloop
 import zmq
 
+from bridge.companion import CompanionGrammar, Latch
 from bridge.contracts.catalog import service
-from bridge.contracts.context import Context
+from bridge.contracts.context import Context, Grammar
 from bridge.contracts.health import NOT_SERVING, SERVING, HealthService
 from bridge.contracts.reflection import ALPHA, V1, ReflectionService
 from bridge.engine import Engine, State
@@ -28,6 +29,7 @@ from bridge.exposure import fitted, limits_of, tls_of
 from bridge.grpc.server import Server
 from bridge.supervisor.channel import ControlChannel, front_end_end
 from bridge.supervisor.control import (
+    CompanionSilent,
     Drain,
     Drained,
     EngineDown,
@@ -65,8 +67,10 @@ class FrontEnd:
         contracts: Sequence[str],
         options: Mapping[str, Any],
         on_death: Callable[[str], None],
+        grammar: Grammar | None = None,
     ) -> None:
         """`options` are front-end flags by key; `on_death(reason)` is called when the slot learns of the engine's end.
+        Without `grammar`, constraints are refused.
 
         Raises `UsageError` for TLS files that do not work.
         """
@@ -80,6 +84,8 @@ class FrontEnd:
             on_death=self._died,
         )
         self.context = Context(self.engine)
+        if grammar is not None:
+            self.context.grammar = grammar
         self.health = HealthService()
         services = [service(name, self.context) for name in contracts]
         self._names = ["", *(one.name for one in services)]
@@ -155,6 +161,11 @@ async def _serve(control_fd: int) -> int:
         channel.send(Fatal(reason=str(error)))
         channel.close()
         return 1
+    grammar: CompanionGrammar | None = None
+    if start.companion:
+        grammar = CompanionGrammar(
+            start.companion, Latch(start.latch), lambda waited_s: channel.send(CompanionSilent(waited_s=waited_s))
+        )
     try:
         front_end = FrontEnd(
             start.engine,
@@ -163,6 +174,7 @@ async def _serve(control_fd: int) -> int:
             contracts=start.contracts,
             options=start.options,
             on_death=lambda reason: channel.send(Fatal(reason=f"the engine is gone: {reason}")),
+            grammar=grammar,
         )
     except UsageError as error:
         channel.send(Fatal(reason=str(error)))
@@ -175,6 +187,8 @@ async def _serve(control_fd: int) -> int:
         return await _obey(front_end, channel)
     finally:
         await front_end.close()
+        if grammar is not None:
+            grammar.close()
         channel.close()
 
 

@@ -1,6 +1,6 @@
-"""Both ends of the control channel: framing (sans-IO) and the asyncio transport over the socketpair.
+"""Both ends of the control channel: the asyncio transport over the socketpair.
 
-A message is a 4-byte big-endian length and a msgpack map tagged `type`; the messages are in `control.py`.
+A message is a length (`bridge.wire.framing`) and a msgpack map tagged `type`; the messages are in `control.py`.
 """
 
 from __future__ import annotations
@@ -8,18 +8,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import struct
 from collections import deque
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
 from bridge.supervisor.control import ToFrontEnd, ToSupervisor
+from bridge.wire.framing import Framing, FramingError, framed
 
 MAX_MESSAGE = 16 << 20
 """Bytes of one message. The largest real one, `EngineUp` with every layout, is under 64 KiB."""
 
-_LENGTH = struct.Struct(">I")
 _log = logging.getLogger(__name__)
 
 Incoming = TypeVar("Incoming")
@@ -27,35 +26,6 @@ Incoming = TypeVar("Incoming")
 
 class ChannelError(Exception):
     """Bytes on the control channel that are no message of this protocol."""
-
-
-class Framing:
-    """Cuts a byte stream into message bodies. No sockets, no clock."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The bodies that `data` completes; raises `ChannelError` on a length over `MAX_MESSAGE`."""
-        self._buffer += data
-        bodies: list[bytes] = []
-        start = 0
-        while len(self._buffer) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer, start)
-            if length > MAX_MESSAGE:
-                raise ChannelError(f"a control message of {length} bytes is over the limit of {MAX_MESSAGE}")
-            end = start + _LENGTH.size + length
-            if len(self._buffer) < end:
-                break
-            bodies.append(bytes(self._buffer[start + _LENGTH.size : end]))
-            start = end
-        del self._buffer[:start]
-        return bodies
-
-    @staticmethod
-    def frame(message: msgspec.Struct) -> bytes:
-        body = msgspec.msgpack.encode(message)
-        return _LENGTH.pack(len(body)) + body
 
 
 def compatible(supervisor: int, front_end: int) -> bool:
@@ -71,7 +41,7 @@ class ControlChannel(Generic[Incoming], asyncio.Protocol):
 
     def __init__(self, incoming: Any) -> None:
         self._decoder = msgspec.msgpack.Decoder(incoming)
-        self._framing = Framing()
+        self._framing = Framing(MAX_MESSAGE)
         self._waiting: deque[Incoming] = deque()
         self._arrived = asyncio.Event()
         self._transport: asyncio.Transport | None = None
@@ -80,7 +50,7 @@ class ControlChannel(Generic[Incoming], asyncio.Protocol):
     def send(self, message: msgspec.Struct) -> None:
         """Queue a message; dropped when the other end is already gone, which `receive` tells."""
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(Framing.frame(message))
+            self._transport.write(framed(message))
 
     async def receive(self) -> Incoming | None:
         while not self._waiting:
@@ -104,7 +74,7 @@ class ControlChannel(Generic[Incoming], asyncio.Protocol):
             bodies = self._framing.feed(data)
             for body in bodies:
                 self._take(body)
-        except ChannelError as error:
+        except (ChannelError, FramingError) as error:
             _log.error("control channel: %s; closing it", error)
             self.close()
 

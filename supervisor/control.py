@@ -46,6 +46,10 @@ class Start(msgspec.Struct, tag="start", kw_only=True):
     contracts: list[str]
     options: dict[str, Any] = {}
     """Front-end flags by name (max message size, limits, drain seconds …)."""
+    companion: str = ""
+    """Path of the companion's socket; empty where none stays beside the engine."""
+    latch: str = ""
+    """Path of the file that names what enforces constraints in this engine, once something does."""
 
 
 class Loading(msgspec.Struct, tag="loading", kw_only=True):
@@ -106,5 +110,11 @@ class Fatal(msgspec.Struct, tag="fatal", kw_only=True):
     reason: str
 
 
+class CompanionSilent(msgspec.Struct, tag="companion_silent", kw_only=True):
+    """Front end → supervisor: the companion took a check and does not answer. It is ended, and another started."""
+
+    waited_s: float
+
+
 ToFrontEnd = Start | Loading | EngineUp | EngineDown | RankLoad | Drain
-ToSupervisor = Started | Serving | Drained | Fatal
+ToSupervisor = Started | Serving | Drained | Fatal | CompanionSilent

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from bridge.supervisor.channel import ControlChannel, compatible, supervisor_end
 from bridge.supervisor.control import (
     CONTROL_VERSION,
+    CompanionSilent,
     Drain,
     Drained,
     Fatal,
@@ -33,21 +34,37 @@ _log = logging.getLogger(__name__)
 
 
 class FrontEnd:
-    """A running front end. `on_end(reason)` is called once, when it ends or says that it cannot serve."""
+    """A running front end.
 
-    def __init__(self, process: Process, channel: ControlChannel[ToSupervisor], on_end: Callable[[str], None]) -> None:
+    `on_end(reason)` is called once, when it ends or says that it cannot serve; `on_silence(what)` when it waits in vain
+    for the companion.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        channel: ControlChannel[ToSupervisor],
+        on_end: Callable[[str], None],
+        on_silence: Callable[[str], None],
+    ) -> None:
         self.process = process
         self.started = asyncio.Event()
         self.serving = asyncio.Event()
         self._channel = channel
         self._on_end = on_end
+        self._on_silence = on_silence
         self._drained = False
         self._fatal: str | None = None
         self._listener = asyncio.ensure_future(self._listen())
 
     @classmethod
     async def spawn(
-        cls, start: Start, inherit: Sequence[int], lifeline: Lifeline, on_end: Callable[[str], None]
+        cls,
+        start: Start,
+        inherit: Sequence[int],
+        lifeline: Lifeline,
+        on_end: Callable[[str], None],
+        on_silence: Callable[[str], None],
     ) -> FrontEnd:
         """Start the process with the listeners `inherit`, and send it `start`. It logs to our standard error itself.
 
@@ -64,7 +81,7 @@ class FrontEnd:
         lifeline.watch(process)
         channel = await supervisor_end(ours)
         channel.send(start)
-        return cls(process, channel, on_end)
+        return cls(process, channel, on_end, on_silence)
 
     def send(self, message: ToFrontEnd) -> None:
         self._channel.send(message)
@@ -109,6 +126,8 @@ class FrontEnd:
                 case Fatal(reason=reason):
                     self._fatal = reason
                     self._on_end(reason)
+                case CompanionSilent(waited_s=waited):
+                    self._on_silence(f"did not answer for {waited:g} s")
         await self.process.exited.wait()
         if not self._drained and self._fatal is None:
             self._on_end(f"the front end {self.process.describe_exit()}")

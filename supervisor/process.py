@@ -28,6 +28,8 @@ READ_SIZE = 64 << 10
 LEFTOVER_GRACE_S = 2.0
 """For processes that outlived their leader, between SIGTERM and SIGKILL."""
 KILL_WAIT_S = 5.0
+REST_LIMIT_S = 5.0
+"""For the rest of a captured output once the process has exited."""
 
 _log = logging.getLogger(__name__)
 
@@ -98,6 +100,7 @@ class Process:
         self.captured = bytearray()
         """Standard output of a process spawned with `capture`, its last `MAX_CAPTURE` bytes."""
         self.exited = asyncio.Event()
+        self._line_captured = asyncio.Event()
         self._child = child
         self._on_line = on_line
         self._loop = asyncio.get_running_loop()
@@ -178,6 +181,19 @@ class Process:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*waits), limit_s)
 
+    async def first_line(self) -> bytes | None:
+        """The first line on its standard output, without its end; None when it exits without one. Needs `capture`."""
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._line_captured, self.exited)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if not self._line_captured.is_set():
+            await self.outputs_read(REST_LIMIT_S)
+        line, end, _ = bytes(self.captured).partition(b"\n")
+        return line if end else None
+
     def members(self) -> list[int]:
         """Pids of its session that live, itself included."""
         return session_members(self.pid)
@@ -251,6 +267,8 @@ class Process:
 
     def _capture(self, data: bytes) -> None:
         self.captured += data
+        if b"\n" in data:
+            self._line_captured.set()
         del self.captured[:-MAX_CAPTURE]
 
     def _relay(self, lines: Sequence[str]) -> None:

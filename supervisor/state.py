@@ -63,6 +63,16 @@ class StateFolder:
         """The (input, output) ipc addresses of a slot."""
         return slot_addresses(self.path, index)
 
+    @property
+    def companion(self) -> Path:
+        """Where the companion's socket is bound."""
+        return self.path / "c"
+
+    @property
+    def latch(self) -> Path:
+        """Names what enforces constraints in the engine; written by the front end whose constraint is the first."""
+        return self.path / "backend"
+
     def next_incarnation(self, slot: int) -> int:
         """A number never given before for this slot in this folder, from 1; on disk before it is returned."""
         path = self.path / f"incarnation{slot}"

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from bridge.supervisor.companion import read_facts
+from bridge.supervisor.companion import Companion
 from bridge.supervisor.config import ServeConfig as ServeConfig
 from bridge.supervisor.control import EngineDown, EngineUp, Loading, RankLoad, Start
 from bridge.supervisor.engine_link import FRONT_END_SLOT, OWN_SLOT, EngineLink
@@ -61,6 +61,7 @@ class Supervisor:
         self._ranks_up = asyncio.Event()
         self._engine: Process | None = None
         self._front_end: FrontEnd | None = None
+        self._companion: Companion | None = None
         self._link: EngineLink | None = None
         self._progress: Progress | None = None
 
@@ -122,10 +123,22 @@ class Supervisor:
         owned.push_async_callback(lifeline.close)
         if state.temporary:
             lifeline.remove_later(state.path)
-        front_end = await self._spawn_front_end(owned, lifeline, listener, state, name)
+        state.latch.unlink(missing_ok=True)
+        resident = engine.resident(spec, str(state.companion))
+        socket = str(state.companion) if resident else ""
+        front_end = await self._spawn_front_end(owned, lifeline, listener, state, name, socket)
         environment = {**launch.environment, **os.environ}
         process = self._spawn_engine(owned, lifeline, launch, environment)
-        facts = await self._wait_until_up(engine, spec, process, environment, lifeline)
+        companion = self._companion = Companion(
+            engine.name,
+            resident or engine.companion(spec),
+            environment,
+            lifeline,
+            self._on_companion_line,
+            stays=resident is not None,
+        )
+        owned.push_async_callback(companion.close)
+        facts = await self._wait_until_up(engine, companion)
         await self._go_up(front_end, link, msgspec.structs.replace(facts, served_model_name=name))
         vitals = Vitals(process, engine.vital, self._on_vital_death)
         owned.callback(vitals.close)
@@ -147,6 +160,7 @@ class Supervisor:
         listener: BoundListener,
         state: StateFolder,
         name: str,
+        companion: str,
     ) -> FrontEnd:
         config = self._config
         input_address, output_address = state.slot(FRONT_END_SLOT)
@@ -160,8 +174,12 @@ class Supervisor:
             listeners=[listener.describe()],
             contracts=list(config.contracts),
             options=config.options,
+            companion=companion,
+            latch=str(state.latch),
         )
-        front_end = await FrontEnd.spawn(start, [listener.socket.fileno()], lifeline, self._on_front_end_end)
+        front_end = await FrontEnd.spawn(
+            start, [listener.socket.fileno()], lifeline, self._on_front_end_end, self._on_companion_silence
+        )
         owned.push_async_callback(_end_process, front_end, lifeline)
         self._front_end = front_end
         return front_end
@@ -188,23 +206,14 @@ class Supervisor:
         owned.callback(watch.cancel)
         return process
 
-    async def _wait_until_up(
-        self,
-        engine: Launcher,
-        spec: LaunchSpec,
-        process: Process,
-        environment: Mapping[str, str],
-        lifeline: Lifeline,
-    ) -> Facts:
+    async def _wait_until_up(self, engine: Launcher, companion: Companion) -> Facts:
         """Show progress until every rank is up and the facts are read; raises `StartError`."""
         progress = self._progress
         assert progress is not None
         try:
             async with asyncio.TaskGroup() as group:
                 showing = group.create_task(progress.show(self._tell_loading))
-                reading = group.create_task(
-                    read_facts(engine.name, engine.companion(spec), environment, lifeline, self._on_companion_line)
-                )
+                reading = group.create_task(companion.start())
                 await self._ranks_up.wait()
                 progress.advance(StartPhase.FACTS)
                 facts = await reading
@@ -218,6 +227,11 @@ class Supervisor:
     async def _go_up(self, front_end: FrontEnd, link: EngineLink, facts: Facts) -> None:
         """Tell the front end that the engine is up and wait until it serves it."""
         ranks = link.ranks()
+        if facts.needs_coordinator and len(ranks) > 1:
+            raise StartError(
+                f"{facts.model_path} is a mixture of experts: its {len(ranks)} data-parallel ranks need a coordinator, "
+                "which this bridge does not run; use one rank"
+            )
         try:
             link.use(codec_for(facts.engine, ranks[0].ready, facts.layouts, OWN_SLOT))
         except LayoutError as error:
@@ -269,6 +283,10 @@ class Supervisor:
 
     def _on_front_end_end(self, reason: str) -> None:
         asyncio.get_running_loop().call_later(FRONT_END_WORD_S, self._end, End(Part.FRONT_END, reason))
+
+    def _on_companion_silence(self, what: str) -> None:
+        if self._companion is not None:
+            self._companion.restart(what)
 
     def _on_phase(self, phase: Phase) -> None:
         if self._progress is not None:

@@ -72,7 +72,14 @@ class Launcher(Protocol):
         ...
 
     def companion(self, spec: LaunchSpec) -> list[str]:
-        """The one-shot that prints the facts as one line of JSON, the last of its standard output."""
+        """The one-shot that prints the facts as one line of JSON, the only one on its standard output."""
+        ...
+
+    def resident(self, spec: LaunchSpec, socket: str) -> list[str] | None:
+        """The companion that prints the facts and then checks constraints on the unix socket at that path.
+
+        None for an engine without one.
+        """
         ...
 
     def vital(self, title: str) -> bool:

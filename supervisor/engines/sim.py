@@ -36,6 +36,9 @@ class SimLauncher:
     def companion(self, spec: LaunchSpec) -> list[str]:
         return [spec.python, "-m", "bridge.plugins.sim.companion", "facts", "--", *self._model(spec), *spec.args]
 
+    def resident(self, spec: LaunchSpec, socket: str) -> list[str] | None:
+        return None  # it enforces no constraints
+
     def vital(self, title: str) -> bool:
         return False  # the leader is the whole engine
 

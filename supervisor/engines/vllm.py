@@ -87,8 +87,14 @@ class VllmLauncher:
         return Launch(argv, first, count, {"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"})
 
     def companion(self, spec: LaunchSpec) -> list[str]:
+        return self._companion(spec, "facts")
+
+    def resident(self, spec: LaunchSpec, socket: str) -> list[str] | None:
+        return self._companion(spec, "serve", socket)
+
+    def _companion(self, spec: LaunchSpec, *mode: str) -> list[str]:
         model = [spec.model] if spec.model is not None else []
-        return [spec.python, "-m", "bridge.plugins.vllm.companion", "facts", "--", *model, *spec.args]
+        return [spec.python, "-m", "bridge.plugins.vllm.companion", *mode, "--", *model, *spec.args]
 
     def vital(self, title: str) -> bool:
         """Engine cores and workers, by the process titles that vLLM sets."""

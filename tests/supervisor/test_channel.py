@@ -7,14 +7,9 @@ import socket
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bridge.supervisor.channel import (
-    MAX_MESSAGE,
-    ChannelError,
     ControlChannel,
-    Framing,
     compatible,
     front_end_end,
     supervisor_end,
@@ -48,22 +43,6 @@ START = Start(
     contracts=["c"],
     options={"max_in_flight": 7},
 )
-
-
-@given(st.lists(st.floats(0, 1e6), max_size=8), st.lists(st.integers(1, 40), min_size=1, max_size=20))
-def test_any_cut_of_the_bytes_gives_the_same_messages(graces: list[float], cuts: list[int]) -> None:
-    stream = b"".join(Framing.frame(Drain(grace_s=grace)) for grace in graces)
-    framing, bodies, at, turn = Framing(), [], 0, 0
-    while at < len(stream):
-        size = cuts[turn % len(cuts)]
-        bodies += framing.feed(stream[at : at + size])
-        at, turn = at + size, turn + 1
-    assert [msgspec.msgpack.decode(body, type=Drain).grace_s for body in bodies] == graces
-
-
-def test_a_length_over_the_limit_is_an_error() -> None:
-    with pytest.raises(ChannelError, match=str(MAX_MESSAGE)):
-        Framing().feed((MAX_MESSAGE + 1).to_bytes(4, "big"))
 
 
 @pytest.mark.parametrize(("front_end", "runs"), [(-1, False), (0, True), (1, True), (2, False)])

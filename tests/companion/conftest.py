@@ -1,0 +1,55 @@
+"""Companions under test: a toy one without an engine, and the real one in vLLM's environment."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bridge.companion import CompanionGrammar, Latch
+from tests.conftest import ROOT
+from tests.running import Running
+
+Connect = Callable[[Path], CompanionGrammar]
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Iterator[Path]:
+    """The socket of a running toy companion."""
+    path = tmp_path / "c"
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.companion.toy", str(path)], cwd=ROOT, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        yield path
+        process.kill()
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    """Makes clients of a companion, each with a latch of its own."""
+    made: list[CompanionGrammar] = []
+
+    def make(path: Path) -> CompanionGrammar:
+        made.append(CompanionGrammar(str(path), Latch(), lambda waited_s: None))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+    await asyncio.sleep(0)
+
+
+@pytest.fixture(scope="session")
+def vllm_companion(vllm_python: Path, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The socket of vLLM's companion for SmolLM2, which has the vocabulary of a real model (49152)."""
+    folder = tmp_path_factory.mktemp("companion")
+    path = folder / "c"
+    command = [vllm_python, "-m", "bridge.plugins.vllm.companion", "serve", path, "--", smollm2]
+    with Running(command, folder / "log") as running:
+        running.wait_for('"engine":"vllm"', 180)
+        yield path
