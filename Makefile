@@ -3,13 +3,14 @@ PYTHON ?= python3
 BUILD = $(PYTHON) tests/environments/build.py
 DEV = .envs/dev/bin
 
-.PHONY: help demo test test-abuse test-clients check lint clean
+.PHONY: help demo test bench test-abuse test-clients check lint clean
 
 help:
 	@echo "make demo    a real vLLM engine on the CPU, asked over gRPC and through the SMG gateway"
 	@echo "make test    the checks and every test, with the real engine and the real gateway"
 	@echo "make test-abuse    attacks on the gRPC listener beside good streams, connections cut at every byte"
 	@echo "make test-clients  clients of other makers: grpcio, grpc-js, tonic, nghttp2, h2 (installs nghttp2-client and npm packages)"
+	@echo "make bench   CPU, latency and memory beside the Rust servicer and grpc.aio; bench.json, docs/benchmark.png"
 	@echo "make check   ruff, mypy, import directions, the wheel: what runs without an engine"
 	@echo "make clean   remove what the targets above made (.envs, .models, caches)"
 
@@ -20,6 +21,12 @@ demo:
 test: lint
 	@$(BUILD) vllm smg model tiny
 	@$(DEV)/python -m pytest -q --ignore tests/clients
+
+bench:
+	@$(BUILD) dev smg model
+	@$(DEV)/python -m pip install --quiet "matplotlib>=3.8"
+	@status=0; $(DEV)/python -m tests.bench.bench || status=$$?; \
+	$(DEV)/python -m tests.bench.plot bench.json docs/benchmark.png; exit $$status
 
 test-abuse:
 	@$(BUILD) dev

@@ -132,7 +132,9 @@ class Bench:
         self.connection.connection_made(self.transport)
         window = struct.pack(">I", (1 << 31) - 1 - 65535)
         settings = struct.pack(">HI", 4, (1 << 31) - 1)
-        self.connection.data_received(PREFACE + frame(SETTINGS, 0, 0, settings) + frame(WINDOW_UPDATE, 0, 0, window) + frame(SETTINGS, ACK, 0))
+        self.connection.data_received(
+            PREFACE + frame(SETTINGS, 0, 0, settings) + frame(WINDOW_UPDATE, 0, 0, window) + frame(SETTINGS, ACK, 0)
+        )
 
     def _request(self, ids: bytes, tokens: int) -> bytes:
         """The next request's frames."""

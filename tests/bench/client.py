@@ -82,9 +82,7 @@ class Client:
 
     def _stream(self, name: str, index: int, rest_of_prompt: bytes, tokens: int, *, is_long: bool = False) -> Stream:
         first = FIRST_ID + index % FIRST_IDS
-        return Stream(
-            name, first, self._speech.request(name, varint(first) + rest_of_prompt, tokens), is_long=is_long
-        )
+        return Stream(name, first, self._speech.request(name, varint(first) + rest_of_prompt, tokens), is_long=is_long)
 
     def run(self) -> Result:
         self._connect()

@@ -77,9 +77,7 @@ class Engine:
         self._plain = self._encoder.tail({})
         self._first = self._encoder.tail({"prefill_stats": encode(_prefill_stats())})
         self._last = self._encoder.tail({"finish_reason": encode(LENGTH)})
-        self._only = self._encoder.tail(
-            {"finish_reason": encode(LENGTH), "prefill_stats": encode(_prefill_stats())}
-        )
+        self._only = self._encoder.tail({"finish_reason": encode(LENGTH), "prefill_stats": encode(_prefill_stats())})
         tokens = [b"\x91" + encode(token_of(step, 0)) for step in range(STEPS)]
         self._tokens = tokens + tokens
         self._bodies = [token + self._plain for token in self._tokens]

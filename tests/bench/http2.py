@@ -131,7 +131,9 @@ class Connection:
                 if size <= 0:
                     break
                 end = stream.offset + size
-                self._out += frame(DATA, END_STREAM if end == len(body) else 0, stream.stream_id, body[stream.offset : end])
+                self._out += frame(
+                    DATA, END_STREAM if end == len(body) else 0, stream.stream_id, body[stream.offset : end]
+                )
                 stream.offset = end
                 self._window -= size
                 stream.window -= size

@@ -1,6 +1,6 @@
 """`headless-bridge serve sim` with the bench's engine in the simulated engine's place; the companion is the sim's own.
 
-    BENCH_PULSE=FILE python -m tests.bench.serve --port P
+BENCH_PULSE=FILE python -m tests.bench.serve --port P
 """
 
 from __future__ import annotations

@@ -53,7 +53,10 @@ class Servicer(pb_grpc.VllmEngineServicer):  # type: ignore[misc]
         prompt = list(request.tokenized.input_ids)
         params = request.sampling_params
         sampling = Sampling(
-            temperature=params.temperature, max_tokens=params.max_tokens, ignore_eos=params.ignore_eos, eos_token_ids=[2]
+            temperature=params.temperature,
+            max_tokens=params.max_tokens,
+            ignore_eos=params.ignore_eos,
+            eos_token_ids=[2],
         )
         call = GenerateCall(wire_id=wire_id, prompt_token_ids=prompt, sampling=sampling, arrival_time=time.time())
         pending = self._streams[wire_id] = Pending()
@@ -64,9 +67,7 @@ class Servicer(pb_grpc.VllmEngineServicer):  # type: ignore[misc]
             pending.arrived.clear()
             tokens, pending.tokens = pending.tokens, []
             output += tokens
-            chunk = pb.GenerateStreamChunk(
-                token_ids=tokens, prompt_tokens=len(prompt), completion_tokens=len(output)
-            )
+            chunk = pb.GenerateStreamChunk(token_ids=tokens, prompt_tokens=len(prompt), completion_tokens=len(output))
             yield pb.GenerateResponse(chunk=chunk)
         del self._streams[wire_id]
         complete = pb.GenerateComplete(
