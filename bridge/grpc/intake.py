@@ -190,6 +190,7 @@ class Intake:
         self.let_go(call)
         if call.requests is not None:
             self.release(call.requests.clear())
+            call.requests = None
 
     def close(self) -> None:
         """The connection is gone."""
