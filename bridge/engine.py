@@ -63,10 +63,14 @@ class Engine:
         *,
         wire_prefix: str,
         max_in_flight: int,
+        cork: Callable[[], None],
         flush: Callable[[], None],
         on_death: Callable[[str], None],
     ) -> None:
-        """`flush` writes what a drain rendered; `on_death(reason)` is called when the slot itself learns of the end."""
+        """`cork` comes before a drain is rendered, and `flush` writes what was.
+
+        `on_death(reason)` is called when the slot itself learns of the end.
+        """
         self.name = name
         self.slot = slot
         self.state = State.LOADING
@@ -76,6 +80,7 @@ class Engine:
         self.ranks: list[RankView] = []
         self._wire_prefix = wire_prefix
         self._max_in_flight = max_in_flight
+        self._cork = cork
         self._flush = flush
         self._on_death = on_death
         self._codec: Codec | None = None
@@ -252,8 +257,11 @@ class Engine:
             self._loop.call_soon(self._readable)
         if steps and self._table is not None:
             self.last_receive_at = time.time()
-            self._table.deliver(steps)
-            self._flush()
+            self._cork()
+            try:
+                self._table.deliver(steps)
+            finally:
+                self._flush()
 
     def _take_extras(self, codec: Codec, step: Any) -> None:
         load = codec.load(step)

@@ -80,6 +80,7 @@ class FrontEnd:
             slot,
             wire_prefix=f"{slot.index}.{incarnation:x}",
             max_in_flight=int(options.get("max_in_flight", 16384)),
+            cork=self._cork,
             flush=self._flush,
             on_death=self._died,
         )
@@ -93,6 +94,9 @@ class FrontEnd:
         listed = [one.name for one in (*services, self.health)]
         reflection = [ReflectionService(package, listed) for package in (V1, ALPHA)]
         self.server = Server([*services, self.health, *reflection], fitted(limits_of(options)), tls_of(options))
+
+    def _cork(self) -> None:
+        self.server.cork()
 
     def _flush(self) -> None:
         self.server.flush()

@@ -1,7 +1,7 @@
 """The link's sockets: slots (an input ROUTER and an output PULL over ipc) in a private folder.
 
-The engine dials; the bridge binds. Send and receive never block. Output sockets have no high-water mark and must always
-be drained: back-pressure is per gRPC stream, never on the engine's socket.
+The engine dials; the bridge binds. Send and receive never block. Inputs go through libzmq, outputs are read without it
+(`pull`). Outputs must always be drained: back-pressure is per gRPC stream, never on the engine's socket.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 import zmq
 
 from bridge.wire.codec import Frames
+from bridge.wire.pull import PullSocket
 
 MAX_IPC_PATH = 107
 """Bytes of an ipc path that fit `sockaddr_un` (Linux), so libzmq's limit too."""
@@ -61,26 +62,27 @@ class Slot:
         self.output_address = output_address
         self._lock = _lock(input_address)
         self._input: zmq.Socket[bytes] | None = None
-        self._output: zmq.Socket[bytes] | None = None
+        self._output: PullSocket | None = None
         try:
             self._input = context.socket(zmq.ROUTER)
             self._input.setsockopt(zmq.ROUTER_MANDATORY, 1)
-            self._output = context.socket(zmq.PULL)
-            for socket, address in ((self._input, input_address), (self._output, output_address)):
-                socket.setsockopt(zmq.SNDHWM, 0)
-                socket.setsockopt(zmq.RCVHWM, 0)
-                socket.setsockopt(zmq.LINGER, 0)
-                _unlink_stale(address)
-                socket.bind(address)
-        except zmq.ZMQError as error:
+            self._input.setsockopt(zmq.SNDHWM, 0)
+            self._input.setsockopt(zmq.RCVHWM, 0)
+            self._input.setsockopt(zmq.LINGER, 0)
+            _unlink_stale(input_address)
+            self._input.bind(input_address)
+            _unlink_stale(output_address)
+            self._output = PullSocket(_path(output_address))
+        except (OSError, zmq.ZMQError) as error:
             self.close()
             raise LinkError(f"slot {index} cannot bind {input_address}: {error}") from None
         except BaseException:
             self.close()
             raise
         self._send = self._input.send_multipart
-        self._recv = self._output.recv_multipart
-        self.output_fd = int(self._output.getsockopt(zmq.FD))
+        self.receive = self._output.receive
+        """The frames of the next output message, or None when none waits."""
+        self.output_fd = self._output.fd
         self.input_fd = int(self._input.getsockopt(zmq.FD))
 
     def send(self, identity: bytes, frames: Frames) -> None:
@@ -89,13 +91,6 @@ class Slot:
             self._send([identity, *frames], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             raise LinkError(f"rank {identity.hex()} is not connected to slot {self.index}: {error}") from None
-
-    def receive(self) -> list[bytes] | None:
-        """The frames of the next output message, or None when none waits. The FD is edge-triggered: drain it."""
-        try:
-            return self._recv(zmq.NOBLOCK)
-        except zmq.Again:
-            return None
 
     def receive_ready(self) -> tuple[bytes, bytes] | None:
         """The next (identity, ready map) from the input socket, or None. Other shapes are dropped."""
@@ -115,11 +110,13 @@ class Slot:
 
     def close(self) -> None:
         """Close both sockets and release the lock. The socket files stay for the next holder to take over."""
-        for socket in (self._input, self._output):
-            if socket is not None:
-                socket.disable_monitor()
-                socket.close(0)
-        self._input = self._output = None
+        if self._input is not None:
+            self._input.disable_monitor()
+            self._input.close(0)
+            self._input = None
+        if self._output is not None:
+            self._output.close()
+            self._output = None
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

@@ -68,6 +68,7 @@ class Server:
         self._connections: set[Connection] = set()
         self._dirty: list[Connection] = []
         self._flush_scheduled = False
+        self._corked = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._logged_at: dict[str, float] = {}
         self._checker: asyncio.TimerHandle | None = None
@@ -93,8 +94,13 @@ class Server:
     def _tls_timeout(self) -> dict[str, Any]:
         return {} if self._tls is None else {"ssl_handshake_timeout": self.limits.preface_s}
 
+    def cork(self) -> None:
+        """Schedule no flush until flush() is called, which the caller will do before it returns to the loop."""
+        self._corked = True
+
     def flush(self) -> None:
         """Write every connection with queued output, each in one write. Called once after each drain of engine steps."""
+        self._corked = False
         dirty, self._dirty = self._dirty, []
         for connection in dirty:
             if connection.dirty:
@@ -103,7 +109,7 @@ class Server:
     def mark_dirty(self, connection: Connection) -> None:
         """Flush ``connection`` at the next flush(), which comes at the end of this loop iteration at the latest."""
         self._dirty.append(connection)
-        if not self._flush_scheduled:
+        if not self._flush_scheduled and not self._corked:
             self._flush_scheduled = True
             self.loop.call_soon(self._scheduled_flush)
 
