@@ -68,6 +68,7 @@ class Guard:
         self._max_held_back = rules.MAX_HELD_BACK_STOP_IDS
         self._vocab_size = facts.vocab_size
         self.max_model_len = max_model_len
+        self._eos = [token for token in facts.eos_token_ids if 0 <= token < facts.vocab_size]
         self._defaults = self._checked_defaults(facts.default_sampling)
 
     def _checked_defaults(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,8 +87,8 @@ class Guard:
     def truncate(self, prompt: Sequence[int], limit: int) -> Sequence[int]:
         """The last `limit` tokens of a prompt; -1 keeps what leaves room for one output token."""
         most = self.max_model_len - 1
-        if limit != -1 and not 1 <= limit <= most:
-            raise invalid("truncate_prompt_tokens", limit, f"-1 or from 1 to {most}")
+        if limit != -1 and not 1 <= limit <= self.max_model_len:
+            raise invalid("truncate_prompt_tokens", limit, f"-1 or from 1 to {self.max_model_len}")
         return prompt[-(most if limit == -1 else limit) :]
 
     def check_embed(self, prompt: Sequence[int]) -> list[int]:
@@ -119,7 +120,7 @@ class Guard:
         if min_tokens > max_tokens:
             raise invalid("min_tokens", min_tokens, f"at most max_tokens, which is {max_tokens} in this context")
         stop_ids = self._stop_ids(ask)
-        held_back = len({*stop_ids, *facts.eos_token_ids})
+        held_back = len({*stop_ids, *self._eos})
         if min_tokens and held_back > self._max_held_back:
             limit = f"0 with {held_back} stop and EOS ids: the engine holds back at most {self._max_held_back}"
             raise invalid("min_tokens", min_tokens, limit)
@@ -140,10 +141,10 @@ class Guard:
             repetition_penalty=self._pick(ask, "repetition_penalty", 1.0),
             max_tokens=max_tokens,
             min_tokens=min_tokens,
-            seed=ask.seed,
+            seed=None if ask.seed == -1 else ask.seed,
             ignore_eos=ask.ignore_eos,
             stop_token_ids=stop_ids,
-            eos_token_ids=facts.eos_token_ids,
+            eos_token_ids=self._eos,
             logprobs=ask.logprobs,
             prompt_logprobs=ask.prompt_logprobs,
             logit_bias={token: max(-MAX_BIAS, min(MAX_BIAS, value)) for token, value in bias.items()} if bias else None,

@@ -14,13 +14,17 @@ LITTLE = sys.byteorder == "little"
 class Columns:
     """Rows of (1 + k) token ids and values; column 0 is the token itself, the rest the k most likely.
 
+    The engine's rows are as wide as the widest request's in a step (vLLM 0.32), so the columns past `k` are cut off; -1
+    keeps all.
+
     `values` holds little-endian float32, as protobuf packs floats: a slice of it is a packed field's bytes.
     """
 
-    __slots__ = ("ids", "values", "width")
+    __slots__ = ("ids", "values", "width", "_most")
 
-    def __init__(self) -> None:
+    def __init__(self, k: int) -> None:
         self.width = 0
+        self._most = k + 1
         self.ids: list[int] = []
         self.values = bytearray()
 
@@ -29,12 +33,23 @@ class Columns:
 
     def extend(self, rows: Logprobs, count: int) -> None:
         """Append the first `count` rows; raises `WireError` when they have another width than those before."""
-        width = rows.token_ids.shape[1]
+        given = rows.token_ids.shape[1]
+        width = min(given, self._most) if self._most else given
         if self.width not in (0, width):
             raise WireError(f"rows of {width} log-probabilities came after rows of {self.width}")
         self.width = width
-        cells = count * width
+        cells = count * given
         ids = rows.token_ids.values()
+        if width < given:
+            floats = rows.values.values()
+            part = array("f")
+            for start in range(0, cells, given):
+                self.ids += ids[start : start + width]
+                part.extend(floats[start : start + width])
+            if not LITTLE:
+                part.byteswap()
+            self.values += part.tobytes()
+            return
         self.ids += ids if cells == len(ids) else ids[:cells]
         if LITTLE and rows.values.dtype in ("<f4", "float32"):
             self.values += rows.values.data[: cells * 4]

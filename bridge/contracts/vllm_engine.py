@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
+import math
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
@@ -128,7 +129,7 @@ class VllmEngine:
             return None
         if kind == "choice":
             at_most("choice", params.choice.choices, amounts.CHOICES, "choices")
-        else:
+        elif kind != "json_object":
             at_most(kind, getattr(params, kind), amounts.CONSTRAINT_CHARACTERS, "characters")
         value = list(params.choice.choices) if kind == "choice" else getattr(params, kind)
         return await self._context.grammar.prepare(kind, value)
@@ -195,8 +196,8 @@ class VllmEngine:
         def make() -> Rich:
             rich = Rich()
             rich.stops = StopMatcher(rules) if rules is not None else None
-            rich.logprobs = Columns() if logprobs else None
-            rich.prompt_logprobs = Columns() if prompt_logprobs else None
+            rich.logprobs = Columns(sampling.logprobs) if sampling.logprobs is not None else None
+            rich.prompt_logprobs = Columns(sampling.prompt_logprobs) if sampling.prompt_logprobs is not None else None
             return rich
 
         return make
@@ -208,10 +209,12 @@ class VllmEngine:
             at_most(field, text, amounts.TRANSFER_CHARACTERS, "characters")
             try:
                 found = json.loads(text)
-            except (ValueError, RecursionError):
+                msgspec.msgpack.encode(found)
+            except (ValueError, RecursionError, OverflowError):
                 found = None
-            if not isinstance(found, dict):
-                raise invalid(field, text, "a JSON object")
+            if not isinstance(found, dict) or _depth(found) > MAX_TRANSFER_DEPTH:
+                limit = f"a JSON object at most {MAX_TRANSFER_DEPTH} levels deep, of 64-bit integers and valid text"
+                raise invalid(field, text, limit)
         elif message.HasField("kv_transfer_params"):
             field, pair = "kv_transfer_params", message.kv_transfer_params
             found = {"do_remote_prefill": True, "remote_host": pair.remote_host, "remote_port": pair.remote_port}
@@ -344,7 +347,7 @@ class VllmEngine:
 
     async def flush_cache(self, message: common_pb2.FlushCacheRequest, call: Call) -> common_pb2.FlushCacheResponse:
         engine = self._engine
-        if message.timeout_s < 0:
+        if not 0 <= message.timeout_s < math.inf:
             raise invalid("timeout_s", message.timeout_s, "0 or more seconds")
         until = time.monotonic() + message.timeout_s
         while len(engine.table):
@@ -436,6 +439,18 @@ def _ask(params: pb.SamplingParams) -> Ask:
         logit_bias=dict(params.logit_bias) or None,
         truncate_prompt_tokens=params.truncate_prompt_tokens if params.HasField("truncate_prompt_tokens") else None,
     )
+
+
+MAX_TRANSFER_DEPTH = 64
+
+
+def _depth(value: Any) -> int:
+    """Levels of objects and arrays inside each other."""
+    level, depth = [value], 0
+    while level := [one for one in level if isinstance(one, (dict, list))]:
+        depth += 1
+        level = [child for one in level for child in (one.values() if isinstance(one, dict) else one)]
+    return depth
 
 
 def _with_seed(sampling: Sampling, index: int) -> Sampling:
