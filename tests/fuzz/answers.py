@@ -29,6 +29,9 @@ OF_BYTES = (Code.INTERNAL, Code.RESOURCE_EXHAUSTED, Code.UNIMPLEMENTED, Code.INV
 CUT = ("reset", "refused", "closed", "nothing")
 """What may become of a call with bad headers or frames on a connection of its own."""
 
+CONTRADICTED = "the engine ended the request with an error"
+"""How a request ends whose grammar allows only tokens that its other values (min_tokens, stop ids) forbid, in vLLM 0.32."""
+
 FINISHES = ("stop", "length", "abort")
 
 
@@ -65,7 +68,14 @@ def surprise(case: Case, answer: Answer) -> str | None:
         return _wrong_refusal(case, answer)
     if case.kind == VALID:
         return None if refused_feature(answer.status, answer.text) else f"{_code(answer)}: {answer.text}"
-    return None if answer.status in NAMED else f"{_code(answer)}: {answer.text}"
+    if answer.status in NAMED or (answer.text == CONTRADICTED and _constrained(case)):
+        return None
+    return f"{_code(answer)}: {answer.text}"
+
+
+def _constrained(case: Case) -> bool:
+    request = case.request
+    return request is not None and request.sampling_params.WhichOneof("constraint") is not None
 
 
 def _wrong_refusal(case: Case, answer: Answer) -> str | None:

@@ -125,6 +125,9 @@ def _agree(message: pb.GenerateRequest, random: Random, model: Model) -> None:
         params.min_tokens = params.max_tokens
     if params.n > 1 and params.HasField("temperature") and params.temperature == 0:
         params.temperature = 0.5
+    if params.WhichOneof("constraint") is not None:
+        for ends in ("min_tokens", "ignore_eos", "stop_token_ids"):  # what vLLM lets contradict a grammar
+            params.ClearField(ends)
     if message.HasField("kv_transfer_params") and message.HasField("kv_transfer_params_json"):
         message.ClearField("kv_transfer_params")
 

@@ -16,12 +16,12 @@ LACKS = "SamplingParams.logprobs,SamplingParams.prompt_logprobs"
 """The simulated engine has no logits."""
 
 
-@pytest.fixture
-def sim(tiny_llama: Path, short_folder: Path) -> Iterator[Worker]:
+@pytest.fixture(scope="module")
+def sim(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     port = unused_port()
     command = [sys.executable, "-m", "bridge", "serve", "sim", "--port", port, "--model-path", tiny_llama]
     flags = ["--max-model-len", "256", "--step-ms", "1"]
-    with Worker([*command, *flags], port, short_folder / "worker.log") as worker:
+    with Worker([*command, *flags], port, tmp_path_factory.mktemp("fuzzed") / "worker.log") as worker:
         yield worker.wait_until_serving()
 
 
@@ -39,17 +39,17 @@ def test_it_prints_a_table_and_ends_with_zero(sim: Worker) -> None:
     assert note.startswith("600 requests in ")
 
 
-def test_a_worker_whose_engine_died_is_a_surprise(sim: Worker) -> None:
-    (engine,) = [process for process in sim.tree() if "bridge.plugins.sim" in process.cmdline()]
-    engine.kill()
-    done = fuzz("--target", sim.address, "--requests", "50", "--classes", "valid")
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[-1].startswith("! "), done.stdout + done.stderr
-
-
 def test_one_batch_can_be_sent_again(sim: Worker) -> None:
     done = fuzz(
         "--target", sim.address, "--seed", "3", "--classes", "valid,hostile", "--only", "120", "--without", LACKS
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "50 requests in " in done.stdout
+
+
+def test_a_worker_whose_engine_died_is_a_surprise(sim: Worker) -> None:
+    (engine,) = [process for process in sim.tree() if "bridge.plugins.sim" in process.cmdline()]
+    engine.kill()
+    done = fuzz("--target", sim.address, "--requests", "50", "--classes", "valid")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].startswith("! "), done.stdout + done.stderr
