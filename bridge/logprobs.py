@@ -20,7 +20,7 @@ class Columns:
     `values` holds little-endian float32, as protobuf packs floats: a slice of it is a packed field's bytes.
     """
 
-    __slots__ = ("ids", "values", "width", "_most")
+    __slots__ = ("_most", "ids", "values", "width")
 
     def __init__(self, k: int) -> None:
         self.width = 0
@@ -38,23 +38,16 @@ class Columns:
         if self.width not in (0, width):
             raise WireError(f"rows of {width} log-probabilities came after rows of {self.width}")
         self.width = width
-        cells = count * given
         ids = rows.token_ids.values()
-        if width < given:
-            floats = rows.values.values()
-            part = array("f")
-            for start in range(0, cells, given):
-                self.ids += ids[start : start + width]
-                part.extend(floats[start : start + width])
-            if not LITTLE:
-                part.byteswap()
-            self.values += part.tobytes()
+        if width == given and LITTLE and rows.values.dtype in ("<f4", "float32"):
+            self.ids += ids[: count * width]
+            self.values += rows.values.data[: count * width * 4]
             return
-        self.ids += ids if cells == len(ids) else ids[:cells]
-        if LITTLE and rows.values.dtype in ("<f4", "float32"):
-            self.values += rows.values.data[: cells * 4]
-        else:
-            floats = array("f", rows.values.values()[:cells])
-            if not LITTLE:
-                floats.byteswap()
-            self.values += floats.tobytes()
+        floats = rows.values.values()
+        kept = array("f")
+        for start in range(0, count * given, given):
+            self.ids += ids[start : start + width]
+            kept.extend(floats[start : start + width])
+        if not LITTLE:
+            kept.byteswap()
+        self.values += kept.tobytes()
