@@ -594,6 +594,8 @@ class RequestTable:
 
     def _release(self, request: Request) -> None:
         self._requests.discard(request)
+        # They know each other: what they hold would wait for the garbage collector, which comes rarely.
+        request.sequences.clear()
         if request.client_id:
             self._by_client.pop(request.client_id, None)
         if not self._requests and self.on_idle is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,10 +30,13 @@ class Out:
     """The call a request answers on."""
 
     blocked = False
+    outlet = None
 
 
 class Recorder:
     """A sink that keeps what it is given."""
+
+    template = None
 
     def __init__(self) -> None:
         self.chunks: list[list[int]] = []
@@ -60,6 +65,7 @@ class Bench:
         self.sent: list[list[bytes]] = []
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self.now = 0.0
+        self.sequences: dict[Request, list[Sequence]] = {}
         self.table = RequestTable(
             self.codec,
             lambda rank, frames: self.sent.append(frames),
@@ -80,7 +86,11 @@ class Bench:
             for _ in range(samples)
         ]
         self.table.admit(request, RANK, list(calls), rich)
+        self.sequences[request] = list(request.sequences)
         return request, sink, out
+
+    def wire_id(self, request: Request, index: int = 0) -> str:
+        return self.sequences[request][index].wire_id
 
     def step(self, *outputs: tuple[str, list[int], int | None]) -> Any:
         """One engine message, decoded from real bytes."""
@@ -94,14 +104,10 @@ class Bench:
         return [one for frames in self.sent if frames[0] == ABORT for one in msgspec.msgpack.decode(frames[1])]
 
 
-def wire_id(request: Request, index: int = 0) -> str:
-    return request.sequences[index].wire_id
-
-
 def test_steps_that_waited_together_become_one_chunk() -> None:
     bench = Bench()
     request, sink, _ = bench.admit()
-    one = wire_id(request)
+    one = bench.wire_id(request)
     bench.deliver((one, [10], None))
     bench.table.deliver(
         [bench.step((one, [11], None)), bench.step((one, [12, 13], None)), bench.step((one, [14], LENGTH))]
@@ -116,11 +122,11 @@ def test_a_blocked_stream_keeps_tokens_and_sends_them_as_one_chunk() -> None:
     request, sink, out = bench.admit()
     out.blocked = True
     for token in range(5):
-        bench.deliver((wire_id(request), [token], None))
+        bench.deliver((bench.wire_id(request), [token], None))
     assert sink.chunks == []
     out.blocked = False
     bench.table.resume(request)
-    bench.deliver((wire_id(request), [5], None))
+    bench.deliver((bench.wire_id(request), [5], None))
     assert sink.chunks == [[0, 1, 2, 3, 4], [5]]
 
 
@@ -131,14 +137,14 @@ def test_tokens_are_never_lost_repeated_or_reordered(script: list[tuple[list[int
     waiting, expected = [], []
     for tokens, blocked, more in script:
         expected += tokens
-        waiting.append(bench.step((wire_id(request), tokens, None)))
+        waiting.append(bench.step((bench.wire_id(request), tokens, None)))
         out.blocked = blocked
         if not blocked:
             bench.table.resume(request)
         if not more:
             bench.table.deliver(waiting)
             waiting = []
-    bench.table.deliver([*waiting, bench.step((wire_id(request), [7], STOP))])
+    bench.table.deliver([*waiting, bench.step((bench.wire_id(request), [7], STOP))])
     assert [token for chunk in sink.chunks for token in chunk] == [*expected, 7] == sink.ends[0][2]
     assert all(sink.chunks) and sink.closed == 1 and len(sink.ends) == 1
 
@@ -146,7 +152,7 @@ def test_tokens_are_never_lost_repeated_or_reordered(script: list[tuple[list[int
 def test_an_output_after_the_terminal_changes_nothing() -> None:
     bench = Bench()
     request, sink, _ = bench.admit()
-    one = wire_id(request)
+    one = bench.wire_id(request)
     bench.deliver((one, [1], LENGTH))
     bench.deliver((one, [2], LENGTH), (one, [3], None))
     assert sink.ends == [(0, Finish.LENGTH, [1])] and sink.closed == 1
@@ -156,11 +162,11 @@ def test_an_output_after_the_terminal_changes_nothing() -> None:
 def test_an_abort_gives_the_terminal_and_late_tokens_are_dropped() -> None:
     bench = Bench()
     request, sink, _ = bench.admit("mine")
-    bench.deliver((wire_id(request), [1], None))
+    bench.deliver((bench.wire_id(request), [1], None))
     assert bench.table.abort("mine") and not bench.table.abort("mine")
-    bench.deliver((wire_id(request), [2], None))
+    bench.deliver((bench.wire_id(request), [2], None))
     assert sink.ends == [(0, Finish.ABORT, [1])]
-    assert bench.aborted() == [wire_id(request)]
+    assert bench.aborted() == [bench.wire_id(request)]
 
 
 def test_a_live_id_is_refused_and_free_again_after_its_abort() -> None:
@@ -186,20 +192,20 @@ def test_the_limit_counts_samples() -> None:
 def test_each_sample_ends_once_and_the_call_after_the_last() -> None:
     bench = Bench()
     request, sink, _ = bench.admit(samples=3)
-    bench.deliver(*((wire_id(request, index), [index], None) for index in range(3)))
-    bench.deliver((wire_id(request, 1), [9], STOP))
+    bench.deliver(*((bench.wire_id(request, index), [index], None) for index in range(3)))
+    bench.deliver((bench.wire_id(request, 1), [9], STOP))
     assert sink.closed == 0
     bench.table.cancel(request)
-    assert bench.aborted() == [wire_id(request, 0), wire_id(request, 2)]
+    assert bench.aborted() == [bench.wire_id(request, 0), bench.wire_id(request, 2)]
     assert sink.closed == 0 and sink.failure is None
 
 
 def test_an_error_of_one_sample_ends_the_request_and_aborts_the_others() -> None:
     bench = Bench()
     request, sink, _ = bench.admit(samples=2)
-    bench.deliver((wire_id(request, 0), [], ERROR))
+    bench.deliver((bench.wire_id(request, 0), [], ERROR))
     assert sink.failure is not None and sink.failure[0] is Code.INTERNAL
-    assert bench.aborted() == [wire_id(request, 1)]
+    assert bench.aborted() == [bench.wire_id(request, 1)]
 
 
 def test_an_orphans_output_is_aborted_but_not_without_limit() -> None:
@@ -219,8 +225,8 @@ def test_an_abort_while_the_cache_is_transferred_waits_for_the_first_token() -> 
     request, _, _ = bench.admit(receiving=True)
     bench.table.cancel(request)
     assert bench.aborted() == []
-    bench.deliver((wire_id(request), [5], None))
-    assert bench.aborted() == [wire_id(request)]
+    bench.deliver((bench.wire_id(request), [5], None))
+    assert bench.aborted() == [bench.wire_id(request)]
     bench.timers[0][1]()
     assert len(bench.aborted()) == 1
 
@@ -232,14 +238,14 @@ def test_an_abort_while_the_cache_is_transferred_waits_no_longer_than_its_cap() 
     ((delay, release),) = bench.timers
     assert delay == ABORT_HOLD_S
     release()
-    assert bench.aborted() == [wire_id(request)]
+    assert bench.aborted() == [bench.wire_id(request)]
 
 
 def test_a_transfer_that_ends_by_itself_needs_no_abort() -> None:
     bench = Bench()
     request, _, _ = bench.admit(receiving=True)
     bench.table.cancel(request)
-    bench.deliver((wire_id(request), [], ERROR))
+    bench.deliver((bench.wire_id(request), [], ERROR))
     bench.timers[0][1]()
     assert bench.aborted() == []
 
@@ -274,17 +280,17 @@ def test_a_stop_string_cuts_at_its_completing_token_however_tokens_arrive(tokeni
     bench = Bench()
     request, sink, _ = bench.admit(rich=stops(tokenizer, "never", "lazy d"))
     for start in range(0, len(ids), size):
-        bench.deliver((wire_id(request), ids[start : start + size], None))
+        bench.deliver((bench.wire_id(request), ids[start : start + size], None))
     assert sink.ends == [(0, Finish.STOP, ids[:expected])]
-    assert request.sequences[0].stop_string == "lazy d"
-    assert bench.aborted() == [wire_id(request)]
+    assert bench.sequences[request][0].stop_string == "lazy d"
+    assert bench.aborted() == [bench.wire_id(request)]
 
 
 def test_a_stop_string_in_the_last_delta_needs_no_abort(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("one two three").ids
     bench = Bench()
     request, sink, _ = bench.admit(rich=stops(tokenizer, "three"))
-    bench.deliver((wire_id(request), ids, LENGTH))
+    bench.deliver((bench.wire_id(request), ids, LENGTH))
     assert sink.ends == [(0, Finish.STOP, ids)] and bench.aborted() == []
 
 
@@ -298,3 +304,20 @@ def test_a_matcher_finds_what_a_search_of_the_whole_text_finds(tokenizer: Tokeni
     found = matcher.feed(ids)
     kept = next((n for n in range(1, len(ids) + 1) if any(s in tokenizer.decode(ids[:n]) for s in strings)), None)
     assert (found[0] if found else None) == kept
+
+
+def test_what_ended_is_not_left_to_the_garbage_collector() -> None:
+    """A request's prompt and output go when the last that knows it does."""
+    bench = Bench()
+    gc.collect()
+    gc.disable()
+    try:
+        cancelled, aborted, finished = (bench.admit(f"client-{number}", samples=2)[0] for number in range(3))
+        bench.table.cancel(cancelled)
+        bench.table.abort(aborted.client_id)
+        bench.deliver(*((bench.wire_id(finished, index), [1], LENGTH) for index in range(2)))
+        bench.sequences.clear()
+        for ended in (cancelled, aborted, finished):
+            assert sys.getrefcount(ended) <= 5  # the names here and the loop's, and no sequence
+    finally:
+        gc.enable()
