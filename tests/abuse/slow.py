@@ -11,7 +11,8 @@ from tests.abuse.target import generate
 from tests.grpc import raw
 
 BEAT_S = 0.2
-SERVER_INFO = "/vllm.grpc.engine.VllmEngine/GetServerInfo"
+REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+SERVICE = b"vllm.grpc.engine.VllmEngine"
 LONG = generate([5, 6, 7], 20_000, stream=False).SerializeToString()
 
 
@@ -87,10 +88,12 @@ def deaf(hand: Hand) -> Script:
 
 
 def takes_no_answers(hand: Hand) -> Script:
-    """Nothing is read, however much has been asked."""
-    yield HELLO
+    """Nothing is read, with all windows open, of answers that are a thousand times as long as their questions."""
+    yield raw.PREFACE + raw.settings(window=(1 << 31) - 1) + raw.window_update(0, (1 << 31) - 65536)
+    question = b"\x22" + bytes([len(SERVICE)]) + SERVICE
     while True:
-        yield b"".join(hand.request(b"", SERVER_INFO)[1] for _ in range(500))
+        yield b"".join(hand.request(question, REFLECTION)[1] for _ in range(20))
+        yield 0.01
 
 
 def takes_no_end(hand: Hand) -> Script:
