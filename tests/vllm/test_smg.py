@@ -78,6 +78,37 @@ def test_two_samples_of_one_request(smg: str) -> None:
     ), "seeded samples repeat"
 
 
+def test_a_json_schema_shapes_the_answer(smg: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 20},
+            "population": {"type": "integer", "minimum": 0, "maximum": 9999},
+        },
+        "required": ["city", "population"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema, "strict": True}}
+    reply = post_json(f"{smg}/v1/chat/completions", chat(response_format=wanted, max_tokens=80))
+    answer = json.loads(reply["choices"][0]["message"]["content"])
+    assert set(answer) == {"city", "population"} and isinstance(answer["population"], int)
+
+
+def test_a_forced_tool_is_called_with_fitting_arguments(smg: str) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "weather", "description": "Weather now", "parameters": parameters}}
+    choice = {"type": "function", "function": {"name": "weather"}}
+    reply = post_json(f"{smg}/v1/chat/completions", chat(tools=[tool], tool_choice=choice, max_tokens=80))
+    (called,) = reply["choices"][0]["message"]["tool_calls"]
+    assert called["function"]["name"] == "weather"
+    assert set(json.loads(called["function"]["arguments"])) == {"city"}
+
+
 def test_a_client_that_disconnects_frees_the_engine(smg: str, served: Worker) -> None:
     served.wait_idle(5)
     address = urllib.parse.urlparse(smg)
