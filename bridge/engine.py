@@ -10,6 +10,7 @@ import asyncio
 import enum
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -86,6 +87,7 @@ class Engine:
         self._codec: Codec | None = None
         self._table: RequestTable | None = None
         self._facts: Facts | None = None
+        self._early: deque[list[bytes]] = deque()
         self._undecodable = 0
         self._call_counter = 0
         self._calls: dict[int, asyncio.Future[Reply]] = {}
@@ -235,13 +237,15 @@ class Engine:
 
     def _readable(self) -> None:
         """Drain the output socket: all waiting steps first, then one render, then one write a connection."""
-        codec = self._codec
+        codec, early, receive = self._codec, self._early, self.slot.receive
         if codec is None:
+            # The engine connects before it is up; what it says so early (its death, at most) waits for the codec.
+            while (frames := receive()) is not None:
+                early.append(frames)
             return
-        receive = self.slot.receive
         steps = []
         for _ in range(STEPS_PER_WAKEUP):
-            frames = receive()
+            frames = early.popleft() if early else receive()
             if frames is None:
                 break
             try:
