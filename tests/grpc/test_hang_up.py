@@ -6,10 +6,12 @@ import asyncio
 import gc
 import socket
 import sys
+from itertools import pairwise
 
 import pytest
 
-from bridge.grpc.connection import LINGER_S
+from bridge.grpc.connection import CANCELLED_AT_ONCE, LINGER_S
+from tests.grpc.conftest import Connector
 from tests.grpc.raw import PING, PREFACE, frame, settings, window_update
 from tests.grpc.serving import Running, until
 
@@ -63,3 +65,34 @@ async def test_a_lost_connections_streams_do_not_wait_for_the_garbage_collector(
         assert sys.getrefcount(session) == 2
     finally:
         gc.enable()
+
+
+async def test_many_calls_of_a_lost_connection_end_over_many_iterations(server: Running, connect: Connector) -> None:
+    client = await connect(server)
+    await client.send(b"".join(client.request()[1] for _ in range(200)))
+    calls = await server.calls(200)
+    (connection,) = server.server._connections
+    cancelled = server.probe.cancelled
+    connection.drop("slow_reader")
+    seen = []
+    while server.server._connections:
+        await asyncio.sleep(0)
+        seen.append(len(cancelled))
+        for call in calls:
+            call.send(b"late")
+    assert max(after - before for before, after in pairwise([0, *seen])) == CANCELLED_AT_ONCE
+    assert [call for call, _ in cancelled] == calls
+    assert (server.server.stats.calls_open, server.server.stats.connections) == (0, 0)
+
+
+async def test_a_refused_connections_calls_end_before_its_lingering_does(server: Running, connect: Connector) -> None:
+    client = await connect(server)
+    await client.send(b"".join(client.request()[1] for _ in range(200)))
+    await server.calls(200)
+    (connection,) = server.server._connections
+    connection.refuse("reset_flood")
+    await until(lambda: server.server.stats.calls_open == 0)
+    assert server.server.stats.connections == 1
+    assert not connection.calls
+    await client.close()
+    await until(lambda: server.server.stats.connections == 0)
