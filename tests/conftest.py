@@ -20,6 +20,10 @@ two others running, 36 s without the pinning."""
 os.environ.update(OFFLINE | ONE_THREAD)
 
 
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
+
+
 def _built(target: str, path: str) -> Path:
     """`path` in the checkout, after build.py has brought `target` up to date."""
     command = [sys.executable, str(ROOT / "tests/environments/build.py"), target]
