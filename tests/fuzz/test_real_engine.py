@@ -44,14 +44,14 @@ def test_requests_with_different_logprobs_share_a_batch(tiny: Worker) -> None:
 
 
 def test_nothing_that_a_client_sends_wedges_or_kills_the_engine(tiny: Worker) -> None:
-    tree = tiny.tree()
+    lasting = [process for process in tiny.tree() if "bridge.plugins.vllm.companion" not in process.cmdline()]
     report = asyncio.run(Live("127.0.0.1", tiny.port).run(40, REQUESTS, CLASSES))
     print(report)
     assert not report.surprises
     assert sum(report.counts.values()) == REQUESTS
     assert report.of(VALID, answers.ACCEPTED) >= 0.9 * report.of(VALID)
     assert report.of(HOSTILE, answers.ACCEPTED) == 0
-    assert all(process.is_running() for process in tree), "a process of the worker is gone"
+    assert all(process.is_running() for process in lasting), "a process of the engine or the front end is gone"
     ours = [line for line in tiny.output().splitlines() if not line.startswith("[vllm]")]
     assert not [line for line in ours if "Traceback" in line]
     assert tiny.stub.HealthCheck(pb.HealthCheckRequest(), timeout=5).healthy
