@@ -245,7 +245,8 @@ class Connection(asyncio.Protocol):
             self.refuse("ignored_frames")
 
     def fed(self) -> None:
-        """Write what the fed bytes asked for."""
+        """Do what the fed bytes asked for, and write it."""
+        self.intake.run_ready()
         self.flush()
         if self._window_spent:
             self._unblock()

@@ -40,7 +40,18 @@ def refusal(reason: str, code: Code, message: str, extra: RawHeaders | None = No
 class Intake:
     """Makes calls of requests, and keeps the bytes of those that are not complete."""
 
-    __slots__ = ("_agent", "_connection", "_limits", "_methods", "_plain", "_server", "_stats", "buffered", "receiving")
+    __slots__ = (
+        "_agent",
+        "_connection",
+        "_limits",
+        "_methods",
+        "_plain",
+        "_ready",
+        "_server",
+        "_stats",
+        "buffered",
+        "receiving",
+    )
 
     def __init__(self, connection: Connection) -> None:
         server = connection.server
@@ -54,6 +65,8 @@ class Intake:
         self._plain = Metadata()
         # Request bytes kept for incomplete requests, and the metadata of open calls.
         self.buffered = 0
+        # Whole requests of the turn that is being fed.
+        self._ready: list[tuple[Call, bytes | bytearray]] = []
         # Unary requests whose end has not arrived.
         self.receiving: dict[int, Call] = {}
 
@@ -136,11 +149,11 @@ class Intake:
         if end:
             self._no_longer_receiving(call)
             if body is None:
-                dispatch(call, data)
+                self._ready.append((call, data))
                 return
             self.let_go(call)
             body += data
-            dispatch(call, body)
+            self._ready.append((call, body))
         elif data:
             if body is None:
                 body = call.body = data
@@ -152,6 +165,15 @@ class Intake:
             limit = self._limits.max_message_bytes
             if len(body) >= PREFIX_BYTES and max(message_size(body), len(body) - PREFIX_BYTES) > limit:
                 self.refuse(call, too_large(limit))
+
+    def run_ready(self) -> None:
+        """Run the calls whose requests are complete; a client that has reset one by now has cost the engine nothing."""
+        if not self._ready:
+            return
+        ready, self._ready = self._ready, []
+        for call, body in ready:
+            if not call.ended:
+                dispatch(call, body)
 
     def refuse(self, call: Call, error: GrpcError, reason: str | None = None) -> None:
         """End a call whose request the server cannot accept, and count why."""
@@ -194,6 +216,7 @@ class Intake:
 
     def close(self) -> None:
         """The connection is gone."""
+        self._ready.clear()
         self.receiving.clear()
         self.release(self.buffered)
 
