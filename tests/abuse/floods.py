@@ -27,6 +27,16 @@ def rapid_reset_of_health_checks(hand: Hand) -> Script:
         yield b"".join(call + raw.reset(stream) for stream, call in (hand.request(b"", HEALTH) for _ in range(500)))
 
 
+def resets_that_let_the_engine_begin(hand: Hand) -> Script:
+    """Calls that are reset two steps later."""
+    yield HELLO
+    while True:
+        calls = [hand.request(PROMPT) for _ in range(50)]
+        yield b"".join(call for _, call in calls)
+        yield 0.04
+        yield b"".join(raw.reset(stream) for stream, _ in calls)
+
+
 def made_you_reset_by_increment_zero(hand: Hand) -> Script:
     """The server resets, because of a stream error; such resets are in no client's budget (CVE-2025-8671)."""
     yield HELLO
@@ -357,6 +367,7 @@ def never_reads_what_it_asks_for(hand: Hand) -> Script:
 FLOODS = (
     Attack(rapid_reset),
     Attack(rapid_reset_of_health_checks),
+    Attack(resets_that_let_the_engine_begin),
     Attack(made_you_reset_by_increment_zero),
     Attack(made_you_reset_by_overflow),
     Attack(made_you_reset_by_data_after_the_end),
