@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 
 MAX_CONSTRAINT = 1 << 20
 """Bytes of UTF-8 of one constraint; each choice counts one more."""
-ANSWER_LIMIT_S = 90.0
-"""Longer than the companion's own limits together (20 s for a place, 60 s for a check): past it, it hangs."""
+ANSWER_LIMIT_S = 180.0
+"""Longer than the companion's own limits together (30 s for a place, 120 s for a check): past it, it hangs."""
 MAX_WAITING = 256
 KEPT_VERDICTS = 1024
 KEPT_BYTES = 16 << 20

@@ -75,6 +75,7 @@ def facts_from_folder(
     text = text_part(config)
     generation = _read_json(folder / "generation_config.json")
     architectures = [str(name) for name in config.get("architectures") or ()]
+    vocab_size = _vocab_size(folder, text)
     return Facts(
         engine=engine,
         engine_version=engine_version,
@@ -84,12 +85,12 @@ def facts_from_folder(
         served_model_name=served_model_name or str(path),
         model_type=str(config.get("model_type", "")),
         architectures=architectures,
-        vocab_size=_vocab_size(folder, text),
+        vocab_size=vocab_size,
         max_model_len=max_model_len if max_model_len is not None else context_length(config),
         is_generation=any(name.endswith(GENERATIVE_SUFFIXES) for name in architectures),
         supports_vision=has_vision(config),
         eos_token_ids=eos_ids(
-            _special_id(tokenizer_folder, "eos_token"), generation or _lifted(config, "eos_token_id")
+            _special_id(tokenizer_folder, "eos_token"), generation or _lifted(config, "eos_token_id"), vocab_size
         ),
         bos_token_id=_first_id(text, config, "bos_token_id"),
         pad_token_id=_first_id(text, config, "pad_token_id"),
@@ -115,12 +116,15 @@ def has_vision(config: Mapping[str, Any]) -> bool:
     return any(config.get(key) for key in VISION_KEYS) or (isinstance(thinker, dict) and has_vision(thinker))
 
 
-def eos_ids(primary: int | None, generation: Mapping[str, Any]) -> list[int]:
-    """The tokenizer's EOS id first, then what the generation configuration adds, each once."""
+def eos_ids(primary: int | None, generation: Mapping[str, Any], vocab_size: int) -> list[int]:
+    """The tokenizer's EOS id first, then what the generation configuration adds, each once.
+
+    An id outside the vocabulary is left out: no model makes it, and engines index past their logits with it.
+    """
     extra = generation.get("eos_token_id")
     ids = [] if primary is None else [primary]
     ids += [extra] if isinstance(extra, int) else list(extra or ())
-    return list(dict.fromkeys(ids))
+    return [token for token in dict.fromkeys(ids) if 0 <= token < vocab_size]
 
 
 def sampling_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from bridge.wire.companion import Cause, Check, Refused, Verdict
 WORKERS = 2
 """Checks judged at once: one that runs into its limits leaves the other place to the rest."""
 MAX_WAITING = 128
-QUEUE_LIMIT_S = 20.0
+QUEUE_LIMIT_S = 30.0
 """Longest wait for a place."""
 
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -26,6 +26,8 @@ READ_SIZE = 64 << 10
 EXIT_WAIT_S = 2.0
 """For a process that closed its socket to be gone."""
 POLL_S = 0.002
+DEFAULT_STACK = 8 << 20
+"""Bytes of a thread's stack where the limit is infinite."""
 PR_SET_PDEATHSIG = 1
 """Linux: a worker in the middle of a check does not outlive the companion. Elsewhere its CPU limit ends it."""
 
@@ -35,7 +37,7 @@ class Limits:
     """What one check may cost: seconds of CPU time over all threads, seconds in all, bytes above what is in use."""
 
     cpu_s: float = 10.0
-    wall_s: float = 60.0
+    wall_s: float = 120.0
     memory: int = 1 << 30
 
 
@@ -103,7 +105,7 @@ def _child(connection: socket.socket, judge: Judge, limits: Limits) -> None:
     status = 1
     try:
         _detach(connection.fileno())
-        _limit_memory(limits.memory)
+        _limit(limits.memory)
         _answer(connection, judge, limits.cpu_s)
         status = 0
     except BaseException:
@@ -112,8 +114,18 @@ def _child(connection: socket.socket, judge: Judge, limits: Limits) -> None:
         os._exit(status)
 
 
+@contextlib.contextmanager
+def unlimited() -> Iterator[None]:
+    """For what a judge does once and not for this check alone: its CPU time does not count."""
+    left, _ = signal.setitimer(signal.ITIMER_PROF, 0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, left)
+
+
 def _detach(keep: int) -> None:
-    """Leave the parent's signals and sockets alone."""
+    """Leave the parent's signals and sockets alone, and do not outlive it."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPROF):
         signal.signal(number, signal.SIG_DFL)
@@ -125,8 +137,15 @@ def _detach(keep: int) -> None:
         score.write("1000")
 
 
-def _limit_memory(extra: int) -> None:
-    """Linux only: elsewhere the limit is the machine's."""
+def _limit(extra: int) -> None:
+    """Half the stack that a thread gets by default, so that what fits here fits in the engine. No core files.
+
+    The heap is limited on Linux only; elsewhere its limit is the machine's.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    half = (DEFAULT_STACK if soft == resource.RLIM_INFINITY else soft) // 2
+    resource.setrlimit(resource.RLIMIT_STACK, (half, hard))
     with contextlib.suppress(FileNotFoundError), open("/proc/self/status") as status:
         used = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData:"))
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,7 +83,7 @@ def load(argv: Sequence[str]) -> Loaded:
         is_generation=model.runner_type == "generate",
         embed_activation=_embed_activation(model),
         supports_vision=bool(model.is_multimodal_model) and has_vision(hf_config.to_dict()),
-        eos_token_ids=_eos_ids(model, generation, vocab_size),
+        eos_token_ids=eos_ids(_tokenizer_eos(model), generation, vocab_size),
         bos_token_id=_config_id(model, "bos_token_id"),
         pad_token_id=_config_id(model, "pad_token_id"),
         default_sampling=model.get_diff_sampling_param(),
@@ -153,15 +152,6 @@ def _embed_activation(model: Any) -> bool:
     """What PoolingParams fills in for an embedding: the pooler's own setting, else True."""
     found = getattr(model.pooler_config, "use_activation", None)
     return True if found is None else bool(found)
-
-
-def _eos_ids(model: Any, generation: dict[str, Any], vocab_size: int) -> list[int]:
-    """As `model_folder.eos_ids`, without ids that are no token: the engine would index past its logits with them."""
-    ids = eos_ids(_tokenizer_eos(model), generation)
-    known = [token for token in ids if 0 <= token < vocab_size]
-    if known != ids:
-        print(f"EOS ids {ids}: only {known} are in the vocabulary of {vocab_size}", file=sys.stderr)
-    return known
 
 
 def _tokenizer_eos(model: Any) -> int | None:

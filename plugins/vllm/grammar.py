@@ -48,10 +48,11 @@ def judge_for(loaded: Loaded) -> Judge:
         return _Unable(
             "vLLM enforces constraints with a tokenizer, and this engine was started with skip_tokenizer_init"
         )
+    regex_limit_s = float(named("vllm", "envs").VLLM_REGEX_COMPILATION_TIMEOUT_S)
     os.environ.update(SETTINGS)
     logging.getLogger("vllm").setLevel(logging.CRITICAL)  # it logs whole grammars; the verdict says what matters
     try:
-        judge = VllmJudge(loaded)
+        judge = VllmJudge(loaded, regex_limit_s)
         judge.prepare()
     except CompanionError as error:
         return _Unable(one_line(error))
@@ -79,7 +80,7 @@ class _RefusedError(Exception):
 class VllmJudge:
     """Everything that vLLM's validation takes, for one engine."""
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: Loaded, regex_limit_s: float) -> None:
         self._model = loaded.model
         self._config = loaded.engine_args.structured_outputs_config
         self._tokenizer = named("vllm.tokenizers", "cached_tokenizer_from_config")(loaded.model)
@@ -90,7 +91,9 @@ class VllmJudge:
                 f"vLLM {loaded.facts.engine_version} lacks SamplingParams._validate_structured_outputs; "
                 "known to work: 0.27 to 0.33"
             )
-        self._trial = Trial(loaded.model, self._tokenizer, self._config, loaded.engine_args.speculative_config)
+        self._trial = Trial(
+            loaded.model, self._tokenizer, self._config, loaded.engine_args.speculative_config, regex_limit_s
+        )
 
     def prepare(self) -> None:
         """Load the backend that most constraints will need."""

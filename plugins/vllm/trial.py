@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from bridge.plugins.resident.worker import unlimited
 from bridge.plugins.vllm.installed import CompanionError, module, named
 
 BACKENDS = {
@@ -67,11 +68,14 @@ class _Speculative:
 class Trial:
     """The engine's grammar backends, without the engine."""
 
-    def __init__(self, model: Any, tokenizer: Any, config: Any, speculative: dict[str, Any] | None) -> None:
-        """`speculative` is the argument of `--speculative-config`."""
+    def __init__(
+        self, model: Any, tokenizer: Any, config: Any, speculative: dict[str, Any] | None, regex_limit_s: float
+    ) -> None:
+        """`speculative` is the argument of `--speculative-config`; past `regex_limit_s` the engine stops compiling."""
         self._tokenizer = tokenizer
         self._vocab_size = int(model.get_vocab_size())
         self._config = _EngineConfig(model, config, _Speculative(speculative) if speculative else None)
+        self._regex_limit_s = regex_limit_s
         self._backends: dict[str, Any] = {}
         self._key_of = named("vllm.v1.structured_output.request", "get_structured_output_key")
         self._options = named("vllm.v1.structured_output.backend_types", "StructuredOutputOptions")
@@ -83,9 +87,10 @@ class Trial:
             if name not in BACKENDS:
                 raise CompanionError(f"the grammar backend {name} is not known here; known: {', '.join(BACKENDS)}")
             try:
-                self._backends[name] = named(*BACKENDS[name])(
-                    vllm_config=self._config, tokenizer=self._tokenizer, vocab_size=self._vocab_size
-                )
+                with unlimited():
+                    self._backends[name] = named(*BACKENDS[name])(
+                        vllm_config=self._config, tokenizer=self._tokenizer, vocab_size=self._vocab_size
+                    )
             except (ImportError, ValueError, RuntimeError) as error:
                 raise CompanionError(f"the grammar backend {name} cannot run here: {error}") from None
         return self._backends[name]
@@ -113,7 +118,15 @@ class Trial:
         self._walk(grammar, mask, lambda bits: self._lingering(bits, chance))
 
     def _compiled(self, backend: Any, kind: Any, text: str) -> Any:
+        started = time.process_time()
         grammar = backend.compile_grammar(kind, text)
+        spent = time.process_time() - started
+        by_regex = kind == self._options.REGEX or backend is self._backends.get("outlines")
+        if by_regex and 0 < self._regex_limit_s < spent:
+            raise CostError(
+                f"it compiles for {spent:.1f} s; the engine gives up after {self._regex_limit_s:g} s "
+                "(VLLM_REGEX_COMPILATION_TIMEOUT_S)"
+            )
         _raise_given_up(grammar)
         return grammar
 

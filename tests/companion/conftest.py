@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -14,7 +15,11 @@ from bridge.companion import CompanionGrammar, Latch
 from tests.conftest import ROOT
 from tests.running import Running
 
-Connect = Callable[[Path], CompanionGrammar]
+
+class Connect(Protocol):
+    """Makes a client of a companion, with a latch of its own that may hold a backend already."""
+
+    def __call__(self, path: Path, backend: str = "") -> CompanionGrammar: ...
 
 
 @pytest.fixture
@@ -31,11 +36,14 @@ def toy(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 async def connect() -> AsyncIterator[Connect]:
-    """Makes clients of a companion, each with a latch of its own."""
+    """Clients are closed at the end."""
     made: list[CompanionGrammar] = []
 
-    def make(path: Path) -> CompanionGrammar:
-        made.append(CompanionGrammar(str(path), Latch(), lambda waited_s: None))
+    def make(path: Path, backend: str = "") -> CompanionGrammar:
+        latch = Latch()
+        if backend:
+            latch.take(backend)
+        made.append(CompanionGrammar(str(path), latch, lambda waited_s: None))
         return made[-1]
 
     yield make

@@ -80,6 +80,28 @@ def test_vllm_and_the_folder_agree_on_eos_and_defaults(vllm_python: Path, change
     assert theirs.default_sampling == {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_tokens": 32}
 
 
+def test_a_composite_model_has_all_its_eos_ids_but_those_that_are_no_tokens(
+    vllm_python: Path, tiny_llama: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "composite"
+    shutil.copytree(tiny_llama, folder)
+    (folder / "generation_config.json").unlink()
+    text = {**json.loads((folder / "config.json").read_text()), "model_type": "qwen2", "eos_token_id": [2, 60, 400]}
+    encoder = {"model_type": "qwen2_audio_encoder", "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2}
+    composite = {
+        "architectures": ["Qwen2AudioForConditionalGeneration"],
+        "model_type": "qwen2_audio",
+        "text_config": text,
+        "audio_config": encoder,
+        "audio_token_index": 32,
+    }
+    (folder / "config.json").write_text(json.dumps(composite))
+    theirs = facts(vllm_python, folder, "--max-logprobs", "-1")
+    ours = facts_from_folder(folder, engine="vllm", engine_version="0.32.0")
+    assert theirs.eos_token_ids == ours.eos_token_ids == [2, 60]
+    assert theirs.vocab_size == theirs.max_logprobs == 259, "-1 is the whole vocabulary"
+
+
 def test_launch_arguments_decide(vllm_python: Path, tiny_llama: Path) -> None:
     transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "engine_id": "engine-7"}
     answer = facts(
