@@ -85,9 +85,10 @@ class Sink(Protocol):
 class Rich:
     """What a sequence carries beyond plain tokens: made only for requests that ask for it."""
 
-    __slots__ = ("logprobs", "prompt_logprobs", "stops", "vector")
+    __slots__ = ("embeds", "logprobs", "prompt_logprobs", "stops", "vector")
 
-    def __init__(self) -> None:
+    def __init__(self, *, embeds: bool = False) -> None:
+        self.embeds = embeds
         self.stops: StopMatcher | None = None
         self.logprobs: Columns | None = None
         self.prompt_logprobs: Columns | None = None
@@ -454,9 +455,9 @@ class RequestTable:
             rows = codec.prompt_logprobs(step, delta)
             if rows is not None:
                 rich.prompt_logprobs.extend(rows, rows.ranks.count)
-        pooled = codec.pooled(step, delta)
-        if pooled is not None:
-            rich.vector = pooled.values()
+        if rich.embeds:
+            pooled = codec.pooled(step, delta)
+            rich.vector = None if pooled is None else pooled.values()
         return matched
 
     def _first(self, sequence: Sequence, delta: Any) -> None:

@@ -60,6 +60,12 @@ _NUMPY = {
 _SIZES = {code: 2 if code == "bf" else struct.calcsize(f"={code}") for code in _CODES.values()}
 
 
+_NATIVE = {"<i4": "i", "<i8": "q", "<f4": "f", "int32": "i", "int64": "q", "float32": "f"}
+"""dtype → format of a memoryview with the same bytes, for the common ones."""
+if sys.byteorder != "little":
+    _NATIVE = {}
+
+
 class Tensor(msgspec.Struct, frozen=True, gc=False):
     """A tensor as it came: `dtype` in the wire's own spelling, `shape`, and its bytes (C order), not copied."""
 
@@ -73,6 +79,10 @@ class Tensor(msgspec.Struct, frozen=True, gc=False):
 
     def values(self) -> list[Any]:
         """Every element in C order: ints, floats or bools. bfloat16 and float16 become floats without loss."""
+        native = _NATIVE.get(self.dtype)
+        if native is not None:
+            flat: Any = self.data.cast("B")
+            return list(flat.cast(native))
         code, swapped = _format(self.dtype)
         if code == "bf":
             return _bfloat16(self.data, swapped)

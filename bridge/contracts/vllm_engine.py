@@ -237,7 +237,7 @@ class VllmEngine:
         asked = EmbedCall(
             wire_id="", prompt_token_ids=ids, arrival_time=arrived, activation=engine.facts.embed_activation
         )
-        engine.submit(request, engine.choose_rank(), [asked], Rich)
+        engine.submit(request, engine.choose_rank(), [asked], partial(Rich, embeds=True))
         try:
             vector = await sink.result
         finally:

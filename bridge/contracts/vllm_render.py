@@ -66,15 +66,16 @@ class RichSink(PlainSink):
 
     def chunk(self, sequence: Sequence, tokens: list[int]) -> None:
         varint = VARINT
-        ids = b"".join(varints(tokens))
-        first = sequence.sent == len(tokens)
+        ids = varint[tokens[0]] if len(tokens) == 1 else b"".join(varints(tokens))
+        sent = sequence.sent
+        start = sent - len(tokens)
         body = b"\x0a%b%b%b\x18%b%b%b%b" % (
             varint[len(ids)],
             ids,
             self._prompt,
-            varint[sequence.sent],
+            varint[sent],
             b"\x20" + varint[sequence.cached_tokens] if sequence.cached_tokens else b"",
-            logprob_fields(sequence, 5, 6, sequence.sent - len(tokens), sequence.sent, prompt=first),
+            logprob_fields(sequence, 5, 6, start, sent, prompt=start == 0),
             b"\x38" + varint[sequence.index] if sequence.index else b"",
         )
         self._call.send(b"\x0a%b%b" % (varint[len(body)], body))
@@ -171,6 +172,11 @@ def logprob_fields(sequence: Sequence, output: int, prompt_field: int, start: in
 def output_logprobs(columns: Columns, start: int, stop: int) -> bytes:
     """OutputLogProbs: the value and id of each token, and its k most likely, the likeliest first."""
     width = columns.width
+    if stop - start == 1:
+        at = start * width
+        ids = VARINT[columns.ids[at]]
+        head = b"\x0a\x04%b\x12%b%b" % (bytes(columns.values[at * 4 : at * 4 + 4]), VARINT[len(ids)], ids)
+        return head + _top(columns, start) if width > 1 else head
     values = b"".join([columns.values[row * width * 4 : row * width * 4 + 4] for row in range(start, stop)])
     ids = b"".join([VARINT[columns.ids[row * width]] for row in range(start, stop)])
     return b"\x0a%b%b\x12%b%b%b" % (

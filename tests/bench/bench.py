@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from tests.bench import admission, report
-from tests.bench.cells import OURS, PER_SERVER, listen_ms
+from tests.bench.cells import ENGINE_CONTRACT, OURS, PER_SERVER, listen_ms
 from tests.bench.servers import KINDS, VLLM_RS, BenchError, Server, vllm_rs
 
 ROUNDS = 5
@@ -21,11 +21,13 @@ def main() -> int:
     """Exit code 1 when a target that was measured is missed."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.bench", description=__doc__, allow_abbrev=False)
     parser.add_argument("--quick", action="store_true", help="one round of the cells of 256 streams")
-    parser.add_argument("--only", default="", help="cells to run, with commas: " + ", ".join((*PER_SERVER, *OURS)))
+    parser.add_argument(
+        "--only", default="", help="cells to run, with commas: " + ", ".join((*PER_SERVER, *ENGINE_CONTRACT, *OURS))
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--json", type=Path, default=Path("bench.json"))
     given = parser.parse_args()
-    wanted = given.only.split(",") if given.only else [*PER_SERVER, *OURS, "admission", "listen"]
+    wanted = given.only.split(",") if given.only else [*PER_SERVER, *ENGINE_CONTRACT, *OURS, "admission", "listen"]
     if given.quick:
         wanted = ["cpu_token_256", "saturation", "admission"]
     try:
@@ -45,10 +47,10 @@ def run(wanted: list[str], rounds: int, path: Path) -> int:
         folder = Path(name)
         servers = [running.enter_context(Server(kind, folder / kind.name)) for kind in kinds]
         for number in range(rounds):
-            for cell, measure in PER_SERVER.items():
+            for cell, measure in {**PER_SERVER, **ENGINE_CONTRACT}.items():
                 if cell not in wanted:
                     continue
-                for server in servers:
+                for server in servers if cell in PER_SERVER else servers[:2]:
                     for figure, value in measure(server).items():
                         samples.setdefault(server.kind.name, {}).setdefault(figure, []).append(value)
                         print(f"round {number + 1}: {figure} {server.kind.name} {value:,.4g}", file=sys.stderr)

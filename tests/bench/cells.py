@@ -40,6 +40,18 @@ def at_20_ms(streams: int) -> Callable[[Server], Figures]:
     return measure
 
 
+def with_logprobs(server: Server) -> Figures:
+    """CPU microseconds a token of 256 streams that ask for logprobs=5."""
+    cost, _ = _cost(server, Load(port=0, concurrency=256, tokens=TOKENS, logprobs=5), STEP_US)
+    return {"cpu_token_logprobs": cost}
+
+
+def with_stop(server: Server) -> Figures:
+    """CPU microseconds a token of 256 streams with one stop string, which does not occur."""
+    cost, _ = _cost(server, Load(port=0, concurrency=256, tokens=TOKENS, stop="no such words"), STEP_US)
+    return {"cpu_token_stop": cost}
+
+
 def one_stream(server: Server) -> Figures:
     """CPU microseconds a token of a single stream, steps of 2 ms."""
     cost, _ = _cost(server, Load(port=0, concurrency=1, tokens=1500), 2000)
@@ -136,6 +148,12 @@ PER_SERVER: dict[str, Callable[[Server], Figures]] = {
     "request_4096_16": long_requests,
 }
 """Cells that every server runs; the cell of 256 streams gives p99_256 too."""
+
+ENGINE_CONTRACT: dict[str, Callable[[Server], Figures]] = {
+    "cpu_token_logprobs": with_logprobs,
+    "cpu_token_stop": with_stop,
+}
+"""Cells of the servers that speak vllm.grpc.engine in full: the bridge and the Rust servicer."""
 
 OURS: dict[str, Callable[[Server], Figures]] = {"long_prompts": while_long_prompts, "memory": memory}
 """Cells that only the bridge runs."""

@@ -31,7 +31,8 @@ class Load(msgspec.Struct, kw_only=True):
     """What to do. `requests` 0 means `concurrency`; `pulse` is the file that tells when steps left.
 
     `long_every_ms` sends a prompt of `long_prompt` tokens that often, each asking for one token, while the rest runs.
-    With `hold_s` nothing is awaited: the streams are kept open that long after their first token.
+    With `hold_s` nothing is awaited: the streams are kept open that long after their first token. `logprobs` and `stop`
+    are asked for by every stream (vllm.grpc.engine only); no output holds `stop`.
     """
 
     port: int
@@ -44,6 +45,8 @@ class Load(msgspec.Struct, kw_only=True):
     long_every_ms: float = 0.0
     long_prompt: int = 100_000
     hold_s: float = 0.0
+    logprobs: int | None = None
+    stop: str = ""
 
 
 class Result(msgspec.Struct, kw_only=True):
@@ -66,7 +69,7 @@ class Client:
 
     def __init__(self, load: Load) -> None:
         self._load = load
-        self._speech: Speech = SPEECHES[load.speech]()
+        self._speech: Speech = SPEECHES[load.speech](load.logprobs, load.stop)
         self._connections: list[Connection] = []
         self._poll = select.epoll()
         self._by_fd: dict[int, Connection] = {}

@@ -8,6 +8,7 @@ prompt is not read. Messages have every field vLLM 0.32 sends, scheduler statist
 from __future__ import annotations
 
 import argparse
+import struct
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ import zmq
 from bridge.plugins.sim.encode import OutputEncoder, encode
 from bridge.plugins.sim.sockets import Dial, Inbox, Outbox
 from bridge.plugins.sim.versions import READY_KEYS, STATS_KEYS, keys_at
+from bridge.wire.tensors import RAW_VIEW
 from bridge.wire.vllm.layouts import for_version
 from tests.bench.pulse import STEPS, VOCABULARY, Pulse, offset_of, token_of
 
@@ -34,6 +36,7 @@ class Sampling(msgspec.Struct, gc=False):
     """What this engine reads of SamplingParams."""
 
     max_tokens: int | None = None
+    logprobs: int | None = None
 
 
 class Add(msgspec.Struct, array_like=True, gc=False):
@@ -53,8 +56,20 @@ class Add(msgspec.Struct, array_like=True, gc=False):
     client_index: int = 0
 
 
-Running = tuple[bytes, int]
-"""The encoded start of a request's outputs, and its offset."""
+class Tails:
+    """What follows the tokens in an output, by where it stands; `bodies` are whole outputs of the steps between."""
+
+    def __init__(self, encoder: OutputEncoder, tokens: list[bytes], more: dict[str, bytes]) -> None:
+        prefill, last = {"prefill_stats": encode(_prefill_stats())}, {"finish_reason": encode(LENGTH)}
+        plain = encoder.tail(more)
+        self.bodies = [token + plain for token in tokens]
+        self.first = encoder.tail({**more, **prefill})
+        self.last = encoder.tail({**more, **last})
+        self.only = encoder.tail({**more, **prefill, **last})
+
+
+Running = tuple[bytes, int, Tails]
+"""The encoded start of a request's outputs, its offset, and what its tokens come with."""
 
 
 class Client:
@@ -74,13 +89,9 @@ class Engine:
             layouts.order("EngineCoreOutputs"), layouts.order("EngineCoreOutput"), index, VOCABULARY
         )
         self._pulse = pulse
-        self._plain = self._encoder.tail({})
-        self._first = self._encoder.tail({"prefill_stats": encode(_prefill_stats())})
-        self._last = self._encoder.tail({"finish_reason": encode(LENGTH)})
-        self._only = self._encoder.tail({"finish_reason": encode(LENGTH), "prefill_stats": encode(_prefill_stats())})
         tokens = [b"\x91" + encode(token_of(step, 0)) for step in range(STEPS)]
         self._tokens = tokens + tokens
-        self._bodies = [token + self._plain for token in self._tokens]
+        self._tails = {None: Tails(self._encoder, self._tokens, {})}
         self._clients: dict[int, Client] = {}
         self._owner: dict[str, Client] = {}
         self._ends: dict[int, list[str]] = {}
@@ -136,7 +147,10 @@ class Engine:
     def _start(self, add: Add) -> None:
         client = self._clients.setdefault(add.client_index, Client())
         offset = offset_of(_first_id(bytes(add.prompt_token_ids)))
-        client.fresh[add.request_id] = (self._encoder.prefix(add.request_id), offset)
+        count = add.sampling_params.logprobs
+        if count not in self._tails:
+            self._tails[count] = Tails(self._encoder, self._tokens, {"new_logprobs": _logprobs(count or 0)})
+        client.fresh[add.request_id] = (self._encoder.prefix(add.request_id), offset, self._tails[count])
         self._owner[add.request_id] = client
         tokens = add.sampling_params.max_tokens or 1
         self._ends.setdefault(self._step + tokens - 1, []).append(add.request_id)
@@ -152,7 +166,7 @@ class Engine:
         step = self._step
         self._step = step + 1
         at = step % STEPS
-        tokens, bodies = self._tokens, self._bodies
+        tokens = self._tokens
         ending = self._ends.pop(step, ())
         stats: dict[str, bytes] = {"scheduler_stats": encode(_stats(len(self._owner)))}
         for index, client in self._clients.items():
@@ -162,17 +176,17 @@ class Engine:
             parts: list[bytes] = []
             for request_id in ending:
                 if self._owner.get(request_id) is client:
-                    tail = self._last
                     found = client.running.pop(request_id, None)
-                    if found is None:
-                        tail = self._only
+                    if found is not None:
+                        parts += (found[0], tokens[at + found[1]], found[2].last)
+                    else:
                         found = client.fresh.pop(request_id)
-                    parts += (found[0], tokens[at + found[1]], tail)
+                        parts += (found[0], tokens[at + found[1]], found[2].only)
                     del self._owner[request_id]
-            parts += [prefix + bodies[at + offset] for prefix, offset in client.running.values()]
+            parts += [prefix + tails.bodies[at + offset] for prefix, offset, tails in client.running.values()]
             if client.fresh:
-                for prefix, offset in client.fresh.values():
-                    parts += (prefix, tokens[at + offset], self._first)
+                for prefix, offset, tails in client.fresh.values():
+                    parts += (prefix, tokens[at + offset], tails.first)
                 client.running.update(client.fresh)
                 client.fresh.clear()
             message = self._encoder.message(time.monotonic(), stats, parts, count)
@@ -186,6 +200,16 @@ def _first_id(prompt: bytes) -> int:
     start = {0xDC: 3, 0xDD: 5}.get(prompt[0], 1)
     width = {0xCC: 1, 0xCD: 2, 0xCE: 4}.get(prompt[start], 0)
     return int.from_bytes(prompt[start + 1 : start + 1 + width], "big") if width else prompt[start]
+
+
+def _logprobs(count: int) -> bytes:
+    """LogprobsLists of one token with `count` alternatives, always the same ones, as vLLM 0.32 sends small tensors."""
+    width = count + 1
+    ids = struct.pack(f"<{width}i", *range(20_000, 20_000 + width))
+    values = struct.pack(f"<{width}f", *(-0.1 * (index + 1) for index in range(width)))
+    ext = msgspec.msgpack.Ext
+    tensors = [["<i4", [1, width], ext(RAW_VIEW, ids)], ["<f4", [1, width], ext(RAW_VIEW, values)]]
+    return encode([*tensors, ["<i8", [1], ext(RAW_VIEW, struct.pack("<q", 1))], None])
 
 
 def _prefill_stats() -> dict[str, int]:

@@ -11,7 +11,7 @@ import sys
 from bridge.cli import main
 from bridge.supervisor.engines import Launch, LaunchSpec, sim
 from tests.bench.engine import CONTEXT
-from tests.bench.pulse import VOCABULARY
+from tests.bench.servers import MODEL
 
 
 class BenchLauncher(sim.SimLauncher):
@@ -24,5 +24,5 @@ class BenchLauncher(sim.SimLauncher):
 
 if __name__ == "__main__":
     sim.LAUNCHER = BenchLauncher()
-    model = ["--max-model-len", str(CONTEXT), "--vocab-size", str(VOCABULARY), "--num-gpu-blocks", str(1 << 20)]
+    model = ["--model-path", str(MODEL), "--max-model-len", str(CONTEXT), "--num-gpu-blocks", str(1 << 20)]
     sys.exit(main(["serve", "sim", *sys.argv[1:], *model]))

@@ -21,7 +21,8 @@ from tests.running import Running, unused_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SMG_PYTHON = ROOT / ".envs/smg/bin/python"
-VLLM_RS_MODEL = ROOT / ".models/SmolLM2-135M-Instruct"
+MODEL = ROOT / ".models/SmolLM2-135M-Instruct"
+"""Its tokenizer is what stop strings are decoded with; its vocabulary is as large as the bench's."""
 VLLM_RS = "BRIDGE_BENCH_VLLM_RS"
 """Names the `vllm-rs` binary of the vllm 0.33.0 wheel, when it is not on the PATH."""
 START_S = 60.0
@@ -71,7 +72,8 @@ def _bridge(site: Site) -> list[str]:
 
 def _rust(site: Site) -> list[str]:
     script = ROOT / "tests/bench/peers/rust.py"
-    return [str(SMG_PYTHON), str(script), str(site.port), site.handshake, f"{site.folder}/r", str(VOCABULARY)]
+    port, sockets = str(site.port), f"{site.folder}/r"
+    return [str(SMG_PYTHON), str(script), port, site.handshake, sockets, str(VOCABULARY), str(MODEL)]
 
 
 def _aio(site: Site) -> list[str]:
@@ -82,7 +84,7 @@ def _vllm_rs(site: Site) -> list[str]:
     binary = vllm_rs()
     assert binary is not None
     return [
-        *(binary, "serve", str(VLLM_RS_MODEL), "--grpc-port", str(site.port), "--port", str(unused_port())),
+        *(binary, "serve", str(MODEL), "--grpc-port", str(site.port), "--port", str(unused_port())),
         *("--data-parallel-size-local", "0", "--data-parallel-address", "127.0.0.1"),
         *("--data-parallel-rpc-port", str(site.handshake_port)),
     ]

@@ -118,11 +118,14 @@ class VllmEngine:
 
     path = "/vllm.grpc.engine.VllmEngine/Generate"
 
+    def __init__(self, logprobs: int | None = None, stop: str = "") -> None:
+        self._params = pb.SamplingParams(temperature=0.0, ignore_eos=True, logprobs=logprobs)
+        if stop:
+            self._params.stop.append(stop)
+
     def request(self, name: str, prompt: bytes, max_tokens: int) -> bytes:
-        message = pb.GenerateRequest(request_id=name, stream=True)
+        message = pb.GenerateRequest(request_id=name, stream=True, sampling_params=self._params)
         message.sampling_params.max_tokens = max_tokens
-        message.sampling_params.temperature = 0.0
-        message.sampling_params.ignore_eos = True
         return framed(message.SerializeToString() + field(2, field(2, prompt)))
 
     def tokens(self, message: bytes) -> list[int]:
@@ -139,6 +142,10 @@ class VllmInference:
     """vllm.Inference/GenerateStream of vllm-rs: one message about the prompt, then outputs."""
 
     path = "/vllm.Inference/GenerateStream"
+
+    def __init__(self, logprobs: int | None = None, stop: str = "") -> None:
+        if logprobs is not None or stop:
+            raise ValueError("logprobs and stop strings are asked for over vllm.grpc.engine only")
 
     def request(self, name: str, prompt: bytes, max_tokens: int) -> bytes:
         message = field(1, name.encode()) + field(4, field(1, prompt)) + b"\x2d" + struct.pack("<f", 0.0)

@@ -28,6 +28,8 @@ RATIOS = (
     Target("saturation_vs_rust", least=1.2),
     Target("one_stream_vs_rust", most=1.2),
     Target("request_4096_16_vs_rust", most=1.0),
+    Target("cpu_token_logprobs_vs_rust", most=1.0),
+    Target("cpu_token_stop_vs_rust", most=1.0),
     Target("p99_256_vs_rust", most=1.0),
 )
 ABSOLUTE = (

@@ -8,7 +8,7 @@ import time
 from smg.servicer import VllmGrpcServer
 
 
-def main(port: str, handshake: str, ipc_base: str, vocabulary: str) -> int:
+def main(port: str, handshake: str, ipc_base: str, vocabulary: str, tokenizer_dir: str) -> int:
     server = VllmGrpcServer(
         f"127.0.0.1:{port}",
         f"ipc://{ipc_base}",
@@ -21,6 +21,7 @@ def main(port: str, handshake: str, ipc_base: str, vocabulary: str) -> int:
         block_size=16,
         max_num_seqs=16384,
         log_stats=False,
+        tokenizer_dir=tokenizer_dir,
     )
     server.set_serving(True)
     while server.last_error is None:
