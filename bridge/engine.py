@@ -93,7 +93,6 @@ class Engine:
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(slot.output_fd, self._readable)
-        self._loop.add_reader(slot.input_fd, slot.service)
         self._rate_at = time.monotonic()
         self._rate_tokens = 0
         self._rate = 0.0
@@ -134,7 +133,6 @@ class Engine:
 
     def close(self) -> None:
         self._loop.remove_reader(self.slot.output_fd)
-        self._loop.remove_reader(self.slot.input_fd)
         self.slot.close()
 
     @property

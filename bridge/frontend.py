@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import uvloop
+import zmq
 
 from bridge.companion import CompanionGrammar, Latch
 from bridge.contracts.catalog import service
@@ -157,8 +158,9 @@ async def _serve(control_fd: int) -> int:
         return 1
     configure(start.options.get("log_level", "info"), start.options.get("log_format", "text"))
     tame_collector()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
-        slot = Slot(start.slot, start.input_address, start.output_address)
+        slot = Slot(context, start.slot, start.input_address, start.output_address)
     except LinkError as error:
         channel.send(Fatal(reason=str(error)))
         channel.close()

@@ -69,7 +69,7 @@ class EngineLink:
         try:
             self._pairs = [state.slot(index) for index in SLOTS]
             for index in (OWN_SLOT, SPARE_SLOT):
-                self._slots.append(Slot(index, *self._pairs[index]))
+                self._slots.append(Slot(self._context, index, *self._pairs[index]))
         except LinkError as error:
             self.close()
             raise UsageError(str(error)) from None

@@ -159,7 +159,8 @@ async def test_the_free_slot_is_drained_and_the_front_ends_is_left_to_it(
     monkeypatch.setattr(engine_link, "MESSAGES_PER_WAKEUP", 4)
     told = Told(state)
     told.link.expect(Launch([]))
-    slot = Slot(FRONT_END_SLOT, *state.slot(FRONT_END_SLOT))
+    own_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    slot = Slot(own_context, FRONT_END_SLOT, *state.slot(FRONT_END_SLOT))
     rank = dial(told.link.address)
     rank.say("HELLO")
     outputs = rank.dial_slots(await rank.init())
@@ -180,6 +181,7 @@ async def test_the_free_slot_is_drained_and_the_front_ends_is_left_to_it(
     await until(receive)
     assert received == [[b"mine"]]
     slot.close()
+    own_context.destroy(0)
     told.link.close()
 
 
@@ -191,10 +193,12 @@ async def test_a_handshake_port_in_use_is_one_line(state: StateFolder) -> None:
 
 
 async def test_a_slot_held_by_another_process_is_one_line(state: StateFolder) -> None:
-    slot = Slot(0, *state.slot(0))
+    own_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    slot = Slot(own_context, 0, *state.slot(0))
     with pytest.raises(UsageError, match="another process serves the slot"):
         Told(state)
     slot.close()
+    own_context.destroy(0)
 
 
 async def test_loads_go_out_at_once_then_thinned_and_the_last_one_always(monkeypatch: pytest.MonkeyPatch) -> None:

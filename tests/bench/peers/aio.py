@@ -21,23 +21,8 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc as pb_grpc
 
 from bridge.wire.codec import GenerateCall, Sampling
 from bridge.wire.handshake import Handshake, HandshakeServer
+from bridge.wire.link import Slot
 from bridge.wire.vllm.codec import VllmCodec, from_ready
-
-
-class Sockets:
-    """The pair that the engine connects to."""
-
-    def __init__(self, folder: Path) -> None:
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.inputs = context.socket(zmq.ROUTER)
-        self.outputs = context.socket(zmq.PULL)
-        self.input_address, self.output_address = f"ipc://{folder}/ai", f"ipc://{folder}/ao"
-        for one in (self.inputs, self.outputs):
-            one.setsockopt(zmq.SNDHWM, 0)
-            one.setsockopt(zmq.RCVHWM, 0)
-        self.inputs.bind(self.input_address)
-        self.outputs.bind(self.output_address)
-        self._context = context
 
 
 class Pending:
@@ -54,14 +39,13 @@ class Pending:
 class Servicer(pb_grpc.VllmEngineServicer):  # type: ignore[misc]
     """Generate on one rank."""
 
-    def __init__(self, sockets: Sockets, codec: VllmCodec, rank: bytes) -> None:
-        self._sockets = sockets
+    def __init__(self, slot: Slot, codec: VllmCodec, rank: bytes) -> None:
+        self._slot = slot
         self._codec = codec
         self._rank = rank
         self._streams: dict[str, Pending] = {}
         self._counter = 0
-        fd = int(sockets.outputs.getsockopt(zmq.FD))
-        asyncio.get_running_loop().add_reader(fd, self._readable)
+        asyncio.get_running_loop().add_reader(slot.output_fd, self._readable)
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         self._counter += 1
@@ -76,7 +60,7 @@ class Servicer(pb_grpc.VllmEngineServicer):  # type: ignore[misc]
         )
         call = GenerateCall(wire_id=wire_id, prompt_token_ids=prompt, sampling=sampling, arrival_time=time.time())
         pending = self._streams[wire_id] = Pending()
-        self._sockets.inputs.send_multipart([self._rank, *self._codec.add(call)])
+        self._slot.send(self._rank, self._codec.add(call))
         output: list[int] = []
         while not pending.done or pending.tokens:
             await pending.arrived.wait()
@@ -92,11 +76,7 @@ class Servicer(pb_grpc.VllmEngineServicer):  # type: ignore[misc]
         yield pb.GenerateResponse(complete=complete)
 
     def _readable(self) -> None:
-        while True:
-            try:
-                frames = self._sockets.outputs.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        while (frames := self._slot.receive()) is not None:
             for delta in self._codec.step(frames).outputs:
                 pending = self._streams.get(delta.request_id)
                 if pending is not None:
@@ -108,18 +88,18 @@ class Servicer(pb_grpc.VllmEngineServicer):  # type: ignore[misc]
 async def serve(port: str, address: str, folder: Path) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     server = HandshakeServer(context, address)
-    sockets = Sockets(folder)
-    handshake = Handshake(inputs=[sockets.input_address], outputs=[sockets.output_address], rank_count=1)
+    slot = Slot(context, 0, f"ipc://{folder}/ai", f"ipc://{folder}/ao")
+    handshake = Handshake(inputs=[slot.input_address], outputs=[slot.output_address], rank_count=1)
     while not handshake.done:
         while (received := server.receive()) is not None:
             for reply in handshake.receive(*received):
                 server.send(*reply)
-        while sockets.inputs.poll(0):
-            handshake.receive_ready_map(*sockets.inputs.recv_multipart())
+        while (ready := slot.receive_ready()) is not None:
+            handshake.receive_ready_map(*ready)
         await asyncio.sleep(0.01)
     (state,) = handshake.ranks.values()
     grpc_server = grpc.aio.server()
-    servicer = Servicer(sockets, from_ready(state.ready or {}, None, 0), state.identity)
+    servicer = Servicer(slot, from_ready(state.ready or {}, None, 0), state.identity)
     pb_grpc.add_VllmEngineServicer_to_server(servicer, grpc_server)
     grpc_server.add_insecure_port(f"127.0.0.1:{port}")
     await grpc_server.start()
