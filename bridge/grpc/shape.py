@@ -12,8 +12,8 @@ from typing import Any
 # Smaller messages cannot hold enough pieces: 1 MiB of empty strings takes 20 ms.
 COUNTED_FROM_BYTES = 1 << 20
 MOST_FIELDS = 1 << 14
-# Bytes of packed numbers: a prompt of a million token ids takes 3 MB.
-MOST_PACKED_BYTES = 8 << 20
+# Bytes of packed numbers: a prompt of a million token ids takes 3 MB. Parsed, a number of one byte takes up to eight.
+MOST_PACKED_BYTES = 4 << 20
 
 VARINT, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5
 STRING, MESSAGE, BYTES = 9, 11, 12
