@@ -85,8 +85,11 @@ class Arena:
         assert growth <= growth_mib, f"the front end grew by {growth:.0f} MiB from {self._idle_mib:.0f}"
         self.target.must_answer()
 
-    def must_keep_only_the_good(self, within_s: float = 1.0) -> None:
-        """The front end and the engine hold nothing but the good streams' requests."""
+    def must_keep_only_the_good(self, within_s: float = 5.0) -> None:
+        """The front end and the engine hold nothing but the good streams' requests.
+
+        At an attack's end connections may wait to be accepted whose client has sent its requests and left.
+        """
         until = time.monotonic() + within_s
         while max((left := self.target.requests()).values()) > self.crowd.streams:
             assert time.monotonic() < until, left

