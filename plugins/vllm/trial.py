@@ -109,13 +109,19 @@ class Trial:
 
     def _try(self, backend: Any, kind: Any, text: str) -> None:
         grammar = self._compiled(backend, kind, text)
-        mask = backend.allocate_token_bitmask(1)
+        mask = self._mask_for(backend)
         chance = random.Random(0)
         self._walk(grammar, mask, lambda bits: self._closing(bits, chance))
         grammar.reset()
         if grammar.is_terminated():
             grammar = self._compiled(backend, kind, text)
         self._walk(grammar, mask, lambda bits: self._lingering(bits, chance))
+
+    def _mask_for(self, backend: Any) -> Any:
+        """One row of tokens, as bits. The backends' own allocation pins memory, which takes a CUDA context of its own."""
+        tokens = getattr(getattr(backend, "ll_tokenizer", None), "vocab_size", backend.vocab_size)
+        torch = module("torch")
+        return torch.full((1, (tokens + 31) // 32), -1, dtype=torch.int32)
 
     def _compiled(self, backend: Any, kind: Any, text: str) -> Any:
         started = time.process_time()

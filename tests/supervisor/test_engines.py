@@ -128,6 +128,12 @@ def test_the_companion_gets_the_engines_own_arguments(engine: str) -> None:
     assert command[-2:] == ["--x", "1"] and "m" in command
 
 
+def test_the_companion_that_stays_gets_its_socket_too() -> None:
+    command = launcher("vllm").resident(spec("--x", "1"), "/run/c")
+    assert command == ["py", "-m", "bridge.plugins.vllm.companion", "serve", "/run/c", "--", "m", "--x", "1"]
+    assert launcher("sim").resident(spec("--x", "1"), "/run/c") is None
+
+
 def test_unknown_engines_are_answered_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"unknown engine 'trt'.*sim, vllm"):
         launcher("trt")

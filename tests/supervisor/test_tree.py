@@ -73,6 +73,27 @@ def test_the_tree_is_what_the_picture_shows(sim: Sim) -> None:
     assert sessions == parts
 
 
+def test_a_new_engine_starts_without_the_latch_of_the_last(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir(mode=0o700)
+    latch = tmp_path / "state" / "backend"
+    latch.write_text("of another engine")
+    with Sim(tmp_path) as worker:
+        worker.wait_until_serving(30)
+        assert not latch.exists()
+
+
+def test_constraints_are_refused_by_name_where_nothing_checks_them(sim: Sim) -> None:
+    request = pb.GenerateRequest(
+        request_id="r",
+        tokenized=pb.TokenizedInput(input_ids=[1, 2, 3]),
+        sampling_params=pb.SamplingParams(temperature=0.0, max_tokens=1, regex="[ab]"),
+    )
+    with pytest.raises(grpc.RpcError) as refused:
+        list(sim.stub.Generate(request, timeout=10))
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert refused.value.details().startswith("regex needs the companion that validates constraints")
+
+
 def test_a_signal_stops_it_all_with_exit_code_zero(sim: Sim) -> None:
     tree = sim.tree()
     assert sim.stop() == 0
