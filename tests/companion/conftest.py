@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -22,16 +23,24 @@ class Connect(Protocol):
     def __call__(self, path: Path, backend: str = "") -> CompanionGrammar: ...
 
 
+@contextlib.contextmanager
+def toy_at(path: Path, code: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """A toy companion that listens at `path`; `code` runs before it starts."""
+    program = f"import sys\n{code}\nfrom tests.companion import toy\ntoy.main(sys.argv[1])"
+    command = [sys.executable, "-c", program, str(path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
 @pytest.fixture
 def toy(tmp_path: Path) -> Iterator[Path]:
     """The socket of a running toy companion."""
-    path = tmp_path / "c"
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.companion.toy", str(path)], cwd=ROOT, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None and process.stdout.readline()
-        yield path
-        process.kill()
+    with toy_at(tmp_path / "c"):
+        yield tmp_path / "c"
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from bridge.plugins.resident.server import listen, serve
 from bridge.plugins.resident.worker import Limits
 from bridge.wire.companion import Accepted, Cause, Check, Facts, Hello, Refused, Verdict
 
-LIMITS = Limits(cpu_s=0.5, wall_s=1.5, memory=64 << 20)
+LIMITS = Limits(cpu_s=1.5, wall_s=9.0, memory=64 << 20)
 FACTS = Facts(
     engine="toy",
     engine_version="1",
