@@ -230,7 +230,11 @@ class CrowdProcess:
             self._ask("stop")
         finally:
             self._process.stdin.close()
-            self._process.wait(10)
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
             self._process.stdout.close()
         assert not self._errors, "\n".join(self._errors[:5])
 
