@@ -259,6 +259,7 @@ def main(port: int, streams: int, tokens: int) -> None:
                 while crowd.streams and not crowd.closed:
                     crowd.read()
             print(msgspec.json.encode(crowd.window()).decode(), flush=True)
+            break  # what was readable may have been read
 
 
 if __name__ == "__main__":
