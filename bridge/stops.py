@@ -10,23 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from bridge.detokenizer import Detokenizer, TextRules
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-PROMPT_TAIL = 64
-"""Prompt tokens that prime a decoder: enough for the text of what follows them, whatever the prompt's length."""
 
-INVALID_PREFIX = "Invalid prefix encountered"
-"""How `tokenizers` begins its error for output that is not valid UTF-8 at a place where it was before."""
-
-
-class StopRules:
+class StopRules(TextRules):
     """The stop strings of one request and how its tokens become text; shared by its sequences.
 
     A match counts only from output token `min_tokens` + 1 on.
     """
 
-    __slots__ = ("added", "longest", "min_tokens", "prompt", "skip_special_tokens", "strings", "tokenizer")
+    __slots__ = ("longest", "min_tokens", "strings")
 
     def __init__(
         self,
@@ -36,32 +32,36 @@ class StopRules:
         *,
         min_tokens: int,
         skip_special_tokens: bool,
-        spaces_between_special_tokens: bool,
+        spaces_between_special_tokens: bool = True,
     ) -> None:
-        self.tokenizer = tokenizer
+        super().__init__(
+            tokenizer,
+            prompt,
+            skip_special_tokens=skip_special_tokens,
+            spaces_between_special_tokens=spaces_between_special_tokens,
+        )
         self.strings = tuple(strings)
         self.longest = max(map(len, self.strings))
-        self.prompt = list(prompt[-PROMPT_TAIL:])
         self.min_tokens = min_tokens
-        self.skip_special_tokens = skip_special_tokens
-        self.added: dict[int, str] = {}
-        if not (skip_special_tokens or spaces_between_special_tokens):
-            self.added = {number: token.content for number, token in tokenizer.get_added_tokens_decoder().items()}
 
 
 class StopMatcher:
-    """Decodes one sequence and finds the first stop string in it."""
+    """Decodes one sequence and finds the first stop string in it.
 
-    __slots__ = ("_after_added", "_count", "_rules", "_stream", "_tail")
+    With `keep_text`, `pieces` collects the text for whoever renders it, who empties the list, and `cut` is the number
+    of characters before the stop string that was found.
+    """
 
-    def __init__(self, rules: StopRules) -> None:
-        from tokenizers.decoders import DecodeStream
+    __slots__ = ("_count", "_decoder", "_length", "_rules", "_tail", "cut", "pieces")
 
+    def __init__(self, rules: StopRules, *, keep_text: bool = False) -> None:
         self._rules = rules
-        self._stream = DecodeStream(ids=rules.prompt, skip_special_tokens=rules.skip_special_tokens)
+        self._decoder = Detokenizer(rules)
         self._tail = ""
         self._count = 0
-        self._after_added = False
+        self._length = 0
+        self.pieces: list[str] | None = [] if keep_text else None
+        self.cut: int | None = None
 
     def feed(self, tokens: Sequence[int]) -> tuple[int, str] | None:
         """Take new output tokens; (how many of them to keep, the stop string) once one is complete.
@@ -70,46 +70,30 @@ class StopMatcher:
         """
         rules = self._rules
         for index, token in enumerate(tokens):
-            piece = self._decode(token)
+            piece = self._decoder.piece(token)
             self._count += 1
             if not piece:
                 continue
+            if self.pieces is not None:
+                self.pieces.append(piece)
             text = self._tail + piece
             if self._count > rules.min_tokens:
                 found = _first(text, len(self._tail), rules.strings)
                 if found is not None:
-                    return index + 1, found
+                    start, string = found
+                    self.cut = self._length - len(self._tail) + start
+                    return index + 1, string
+            self._length += len(piece)
             self._tail = text[1 - rules.longest :] if rules.longest > 1 else ""
         return None
 
-    def _decode(self, token: int) -> str:
-        piece = self._step(token)
-        if self._rules.added:
-            added = self._rules.added.get(token)
-            if added is not None and self._after_added:
-                piece = added
-            self._after_added = added is not None
-        return piece
 
-    def _step(self, token: int) -> str:
-        """The text that `token` completes. A stream that met output that is no text starts over, as vLLM's does."""
-        try:
-            return self._stream.step(self._rules.tokenizer, token) or ""
-        except Exception as error:
-            if not str(error).startswith(INVALID_PREFIX):
-                raise
-        from tokenizers.decoders import DecodeStream
-
-        self._stream = DecodeStream(skip_special_tokens=self._rules.skip_special_tokens)
-        return self._stream.step(self._rules.tokenizer, token) or ""
-
-
-def _first(text: str, old: int, strings: Sequence[str]) -> str | None:
-    """The string that ends first in `text`, among those that end behind its first `old` characters."""
-    best: str | None = None
+def _first(text: str, old: int, strings: Sequence[str]) -> tuple[int, str] | None:
+    """(start, string) of the one that ends first in `text`, among those that end behind its first `old` characters."""
+    best: tuple[int, str] | None = None
     best_end = len(text) + 1
     for string in strings:
         start = text.find(string, max(0, old - len(string) + 1))
         if start >= 0 and start + len(string) < best_end:
-            best, best_end = string, start + len(string)
+            best, best_end = (start, string), start + len(string)
     return best

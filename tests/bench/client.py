@@ -109,8 +109,8 @@ class Client:
             while not connection.settled:
                 if time.monotonic() > until:
                     raise ConnectionError("the server sent no SETTINGS")
-                if self._poll.poll(0.1):
-                    connection.read(0)
+                for fd, _ in self._poll.poll(0.1):
+                    self._by_fd[fd].read(0)
             connection.write()
             room += connection.stream_limit
 
