@@ -10,6 +10,7 @@ import asyncio
 import enum
 import logging
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -160,10 +161,12 @@ class Engine:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def choose_rank(self) -> bytes:
-        """The rank with the fewest live requests here, the lower index on a tie."""
+    def choose_rank(self, session: str = "") -> bytes:
+        """The rank with the fewest live requests here, the lower index on a tie; always the same one for a session."""
         if len(self.ranks) == 1:
             return self.ranks[0].identity
+        if session:
+            return self.ranks[zlib.crc32(session.encode()) % len(self.ranks)].identity
         counts = self.table.per_rank
         return min(self.ranks, key=lambda rank: (counts[rank.identity], rank.load.waiting, rank.index)).identity
 

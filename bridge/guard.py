@@ -14,7 +14,7 @@ from typing import Annotated, Any, Protocol
 import msgspec
 
 from bridge.grpc.status import Code
-from bridge.refusal import Refusal, invalid
+from bridge.refusal import Refusal, invalid, unsupported
 from bridge.wire.codec import Sampling
 from bridge.wire.companion import Facts
 from bridge.wire.rule import Rule
@@ -43,7 +43,13 @@ class Ask(msgspec.Struct, kw_only=True, gc=False):
     prompt_logprobs: int | None = None
     logit_bias: dict[int, float] | None = None
     truncate_prompt_tokens: int | None = None
+    allowed_token_ids: list[int] | None = None
+    bypass_prefix_cache: bool | None = None
+    priority: int | None = None
 
+
+OURS = ("truncate_prompt_tokens",)
+"""Fields of `Ask` that no engine sees."""
 
 MAX_BIAS = 100.0
 """vLLM's front end clamps each logit bias to this, either way."""
@@ -65,6 +71,7 @@ class Guard:
     def __init__(self, facts: Facts, max_model_len: int, rules: EngineRules) -> None:
         self._facts = facts
         self._rules = {name: rules.RULES[name].resolved(facts) for name in Ask.__struct_fields__ if name in rules.RULES}
+        self._unknown = [name for name in Ask.__struct_fields__ if name not in rules.RULES and name not in OURS]
         self._max_held_back = rules.MAX_HELD_BACK_STOP_IDS
         self._vocab_size = facts.vocab_size
         self._valid_ids = list[Annotated[int, msgspec.Meta(ge=0, lt=facts.vocab_size)]]
@@ -111,6 +118,10 @@ class Guard:
         asked_max_tokens = ask.max_tokens
         if asked_max_tokens is not None:
             ask.max_tokens = min(asked_max_tokens, room)
+        for name in self._unknown:
+            value = getattr(ask, name)
+            if value is not None and value is not False and value != []:
+                raise unsupported(name, value, f"{self._facts.engine} has no such setting; leave it unset")
         for name, rule in self._rules.items():
             value = getattr(ask, name)
             if value is not None and not rule.allows(value):
@@ -149,6 +160,8 @@ class Guard:
             logprobs=ask.logprobs,
             prompt_logprobs=ask.prompt_logprobs,
             logit_bias={token: max(-MAX_BIAS, min(MAX_BIAS, value)) for token, value in bias.items()} if bias else None,
+            allowed_token_ids=ask.allowed_token_ids,
+            bypass_prefix_cache=bool(ask.bypass_prefix_cache),
         )
 
     def _stop_ids(self, ask: Ask) -> list[int]:

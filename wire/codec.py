@@ -69,6 +69,8 @@ class Sampling(msgspec.Struct, kw_only=True, gc=False):
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words_token_ids: list[list[int]] | None = None
+    bypass_prefix_cache: bool = False
+    """Nothing of the prompt may come from the prefix cache."""
     constraint: Constraint | None = None
 
 
@@ -84,6 +86,8 @@ class GenerateCall(msgspec.Struct, kw_only=True, gc=False):
     cache_salt: str | None = None
     constrain_from_first_token: bool = False
     """The constraint starts at the first token, whatever reasoning parser the engine runs."""
+    session_id: str | None = None
+    """Requests of one conversation share it; engines may use it to keep their caches."""
     transfer_params: dict[str, Any] | None = None
     """KV transfer parameters for the engine's connector, as its own kind of object."""
 

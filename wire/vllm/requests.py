@@ -68,10 +68,11 @@ class RequestEncoder:
     A `client_index` the engine has no output socket for silences the engine for good (vLLM 0.27 to 0.33).
     """
 
-    __slots__ = ("_client_index", "_encode", "_pooling", "_request")
+    __slots__ = ("_client_index", "_encode", "_has_session", "_pooling", "_request")
 
     def __init__(self, layouts: Layouts, client_index: int) -> None:
-        self._request: Callable[..., msgspec.Struct] = encoder_struct(layouts, REQUEST, REQUEST_FIELDS)
+        self._request: Callable[..., Any] = encoder_struct(layouts, REQUEST, REQUEST_FIELDS)
+        self._has_session = "session_id" in layouts.order(REQUEST)
         self._pooling: Callable[..., msgspec.Struct] = encoder_struct(layouts, POOLING, POOLING_FIELDS)
         self._client_index = client_index
         self._encode = msgspec.msgpack.Encoder().encode
@@ -89,6 +90,8 @@ class RequestEncoder:
             priority=call.priority,
             trace_headers=call.trace_headers,
         )
+        if self._has_session and call.session_id is not None:
+            request.session_id = call.session_id
         return [ADD, self._encode(request)]
 
     def add_embed(self, call: EmbedCall) -> Frames:

@@ -100,6 +100,7 @@ RULES: Mapping[str, Rule] = {
         harm="death",
         note=_IDS_FIT,
     ),
+    "bypass_prefix_cache": Rule(kind="bool", harm="wedge", note="sent as skip_reading_prefix_cache"),
     "thinking_token_budget": Rule(kind="int", low=0, also=(-1,), harm="wedge", note="-1 is unlimited"),
     "stream_interval": Rule(kind="int", low=1, harm="wedge", note="read by vLLM's own front end only"),
     "priority": Rule(kind="int", low=INT64_MIN, high=INT64_MAX, harm="wedge", note="lower is earlier"),
