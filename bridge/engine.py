@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bridge.grpc.status import Code
+from bridge.metrics import Meters
 from bridge.refusal import Refusal, invalid
 from bridge.requests import EngineCall, Request, RequestTable, Rich
 from bridge.wire.codec import Codec, Load, Reply
@@ -68,10 +69,11 @@ class Engine:
         cork: Callable[[], None],
         flush: Callable[[], None],
         on_death: Callable[[str], None],
+        meters: Meters | None = None,
     ) -> None:
         """`cork` comes before a drain is rendered, and `flush` writes what was.
 
-        `on_death(reason)` is called when the slot itself learns of the end.
+        `on_death(reason)` is called when the slot itself learns of the end. Without `meters` nothing is measured.
         """
         self.name = name
         self.slot = slot
@@ -85,11 +87,13 @@ class Engine:
         self._cork = cork
         self._flush = flush
         self._on_death = on_death
+        self._meters = meters
         self._codec: Codec | None = None
         self._table: RequestTable | None = None
         self._facts: Facts | None = None
         self._early: deque[list[bytes]] = deque()
         self._undecodable = 0
+        self.undecodable_total = 0
         self._call_counter = 0
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._loop = asyncio.get_running_loop()
@@ -111,6 +115,7 @@ class Engine:
             self._wire_prefix,
             max_in_flight=self._max_in_flight,
             call_later=self._loop.call_later,
+            meters=self._meters,
         )
         for rank in self.ranks:
             self._table.per_rank[rank.identity] = 0
@@ -141,6 +146,11 @@ class Engine:
         """The request table; raises `Refusal` UNAVAILABLE unless the engine is up."""
         if self.state is not State.UP or self._table is None:
             raise self._unavailable()
+        return self._table
+
+    @property
+    def requests(self) -> RequestTable | None:
+        """The request table, whatever the engine's state; None before it was up."""
         return self._table
 
     @property
@@ -264,11 +274,15 @@ class Engine:
             self._loop.call_soon(self._readable)
         if steps and self._table is not None:
             self.last_receive_at = time.time()
+            meters = self._meters
+            began = 0.0 if meters is None else meters.clock()
             self._cork()
             try:
                 self._table.deliver(steps)
             finally:
                 self._flush()
+            if meters is not None:
+                meters.rendered(began, len(steps))
 
     def _take_extras(self, codec: Codec, step: Any) -> None:
         load = codec.load(step)
@@ -287,6 +301,7 @@ class Engine:
             self._on_death("it reported its own death (see its log)")
             return
         self._undecodable += 1
+        self.undecodable_total += 1
         log.error("an engine message does not fit the wire layout: %s", error)
         if self._table is not None:
             self._table.fail_running(Code.INTERNAL, f"an engine message could not be decoded: {error}")

@@ -13,6 +13,8 @@ SHOWN = 80
 class Refusal(GrpcError):
     """A request that is not sent to the engine, as the gRPC status its client gets."""
 
+    refusal = True
+
 
 def shown(value: Any) -> str:
     text = repr(value[:SHOWN] if isinstance(value, str | bytes) else value)

@@ -20,6 +20,7 @@ from bridge.grpc.connection import Connection
 from bridge.grpc.fanout import Outlet, send_each
 from bridge.grpc.status import Code
 from bridge.logprobs import Columns
+from bridge.metrics import Meters
 from bridge.refusal import Refusal
 from bridge.stops import StopMatcher
 from bridge.template import Heads, Template, render_each
@@ -37,6 +38,8 @@ ENDED_KEPT = 4096
 STRANGER_ABORTS_PER_SECOND = 16
 """Aborts sent for outputs whose wire id this table never had or has forgotten."""
 
+CANCELLED = "cancelled"
+"""How a sequence ended whose client went away: nothing was rendered for it."""
 
 ABORT_HOLD_S = 30.0
 """Longest that an abort waits for the first token of a request whose KV cache is being transferred to the engine."""
@@ -53,6 +56,11 @@ class Writable(Protocol):
     @property
     def outlet(self) -> Outlet | None:
         """Where framed chunks may go until `RequestTable.hold`; None when they may not."""
+        ...
+
+    @property
+    def method(self) -> str:
+        """The path of its gRPC method."""
         ...
 
 
@@ -103,6 +111,7 @@ class Sequence:
     __slots__ = (
         "cached_tokens",
         "finish",
+        "first_at",
         "held",
         "index",
         "out",
@@ -139,6 +148,8 @@ class Sequence:
         self.steady = False
         """Plain, and streamed."""
         self.cached_tokens = 0
+        self.first_at = 0.0
+        """When its first output came, by the meters' clock."""
         self.finish: Finish | None = None
         self.stop_id: int | None = None
         """The stop token id of the *request* that ended this sequence; None for EOS and every other end."""
@@ -162,6 +173,7 @@ class Request:
 
     __slots__ = (
         "arrived",
+        "began",
         "client_id",
         "keep_stop_text",
         "open",
@@ -199,6 +211,8 @@ class Request:
         self.keep_stop_text = keep_stop_text
         self.receiving = receiving
         self.arrived = arrived
+        self.began = 0.0
+        """`arrived` by the meters' clock."""
         self.sequences: list[Sequence] = []
         self.open = 0
 
@@ -223,8 +237,10 @@ class RequestTable:
         max_in_flight: int,
         call_later: Callable[[float, Callable[[], None]], Any],
         clock: Callable[[], float] = time.monotonic,
+        meters: Meters | None = None,
     ) -> None:
         self._codec = codec
+        self._meters = meters
         self._send = send
         self._prefix = prefix
         self._max_in_flight = max_in_flight
@@ -251,6 +267,10 @@ class RequestTable:
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    def oldest(self) -> float | None:
+        """When the live request that began first began, by the meters' clock; O(live requests)."""
+        return min((request.began for request in self._requests), default=None)
 
     @property
     def tokens_out(self) -> int:
@@ -281,6 +301,8 @@ class RequestTable:
                 f"{len(self._live)} generations are in flight and the limit is {self._max_in_flight}; "
                 "retry later or raise --max-in-flight",
             )
+        if self._meters is not None:
+            self._meters.admitted(request)
         self._requests.add(request)
         if request.client_id:
             self._by_client[request.client_id] = request
@@ -294,6 +316,9 @@ class RequestTable:
         except BaseException:
             self.cancel(request)
             raise
+        if log.isEnabledFor(logging.DEBUG):
+            names = " ".join(call.wire_id for call in calls)
+            log.debug("request %r: prompt of %d tokens sent as %s", request.client_id, request.prompt_tokens, names)
 
     def _start(self, sequence: Sequence) -> None:
         request, rank = sequence.request, sequence.rank
@@ -466,13 +491,15 @@ class RequestTable:
         cached = self._codec.cached_tokens(delta)
         if cached is not None:
             sequence.cached_tokens = cached
+        if self._meters is not None:
+            self._meters.first(sequence)
 
     def _last(self, sequence: Sequence, delta: Any) -> None:
         finish, stop_id, error = self._codec.finish(delta)
         request = sequence.request
         if finish is Finish.ERROR:
             sequence.finish = finish
-            self._forget(sequence)
+            self._forget(sequence, finish.value)
             self._fail(request, Code.INTERNAL, error or "the engine ended the request with an error")
             return
         if stop_id is not None and stop_id in request.stop_ids:
@@ -486,7 +513,7 @@ class RequestTable:
     def _end(self, sequence: Sequence, finish: Finish) -> None:
         request = sequence.request
         sequence.finish = finish
-        self._forget(sequence)
+        self._forget(sequence, finish.value)
         if request.stream:
             self._render(sequence)
         request.sink.complete(sequence)
@@ -496,14 +523,14 @@ class RequestTable:
 
     def _fail(self, request: Request, code: Code, message: str) -> None:
         """End a request with an error: its other sequences are aborted in the engine."""
-        self._abort_in_engine(request)
+        self._abort_in_engine(request, Finish.ERROR.value)
         self._release(request)
         request.sink.fail(code, message)
 
     def cancel(self, request: Request) -> None:
         """The client is gone or its deadline passed: abort in the engine, render nothing."""
         if request in self._requests:
-            self._abort_in_engine(request)
+            self._abort_in_engine(request, CANCELLED)
             self._release(request)
 
     def abort(self, client_id: str) -> bool:
@@ -533,7 +560,7 @@ class RequestTable:
         for request in list(self._requests):
             for sequence in request.sequences:
                 if sequence.finish is None:
-                    self._forget(sequence)
+                    self._forget(sequence, Finish.ERROR.value)
             self._release(request)
             request.sink.fail(code, message)
 
@@ -542,12 +569,12 @@ class RequestTable:
         for request in list(self._requests):
             self._fail(request, code, message)
 
-    def _abort_in_engine(self, request: Request) -> None:
+    def _abort_in_engine(self, request: Request, end: str) -> None:
         open_sequences = [sequence for sequence in request.sequences if sequence.finish is None]
         self._send_aborts(open_sequences)
         for sequence in open_sequences:
             if sequence.wire_id in self._live:
-                self._forget(sequence)
+                self._forget(sequence, end)
 
     def _send_aborts(self, sequences: list[Sequence]) -> None:
         by_rank: dict[bytes, list[str]] = {}
@@ -579,7 +606,8 @@ class RequestTable:
         if rank is not None:
             self._send_abort(rank, [wire_id])
 
-    def _forget(self, sequence: Sequence) -> None:
+    def _forget(self, sequence: Sequence, end: str) -> None:
+        """The sequence is live no more; `end` is how it ended, a `Finish` value or `CANCELLED`."""
         del self._live[sequence.wire_id]
         self._express.pop(sequence.wire_id, None)
         ended = self._ended
@@ -592,6 +620,11 @@ class RequestTable:
         self._tokens_ended += len(sequence.output_ids)
         if not sequence.started:
             self.waiting_prompt_tokens[sequence.rank] -= request.prompt_tokens
+        if self._meters is not None:
+            self._meters.ended(sequence, end)
+        if log.isEnabledFor(logging.DEBUG):
+            tokens = len(sequence.output_ids)
+            log.debug("request %r: %s ended with %s, %d tokens", request.client_id, sequence.wire_id, end, tokens)
 
     def _release(self, request: Request) -> None:
         self._requests.discard(request)

@@ -68,6 +68,7 @@ class Admission:
         context, ask = self._context, wanted.ask
         context.engine.table  # noqa: B018  (refuses unless up)
         at_most("request_id", wanted.request_id, amounts.REQUEST_ID_CHARACTERS, "characters")
+        call.request_id = wanted.request_id
         at_most("stop", ask.stop, amounts.STOP_STRINGS, "strings")
         missing_tokenizer = (wanted.text_out or ask.stop) and context.text.loaded is None
         if wanted.text is not None or missing_tokenizer or wanted.constraint is not None:

@@ -74,6 +74,8 @@ class VllmEngine:
     def generate(self, message: pb.GenerateRequest, call: Call) -> None:
         arrived = time.time()
         self._engine.table  # noqa: B018  (refuses unless up)
+        at_most("request_id", message.request_id, amounts.REQUEST_ID_CHARACTERS, "characters")
+        call.request_id = message.request_id
         _refuse_unsupported(message)
         _refuse_excess(message)
         params = message.sampling_params
@@ -231,6 +233,8 @@ class VllmEngine:
 
     async def embed(self, message: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:
         engine, table, arrived = self._engine, self._engine.table, time.time()
+        at_most("request_id", message.request_id, amounts.REQUEST_ID_CHARACTERS, "characters")
+        call.request_id = message.request_id
         ids = self._context.guard.check_embed(message.tokenized.input_ids)
         sink = EmbedSink()
         request = Request(message.request_id, ids, call, sink, stream=False, arrived=arrived)
@@ -408,7 +412,6 @@ def _refuse_unsupported(message: pb.GenerateRequest) -> None:
 def _refuse_excess(message: pb.GenerateRequest) -> None:
     """Refuse what would take long to look at piece by piece."""
     params = message.sampling_params
-    at_most("request_id", message.request_id, amounts.REQUEST_ID_CHARACTERS, "characters")
     at_most("stop", params.stop, amounts.STOP_STRINGS, "strings")
     at_most("stop_token_ids", params.stop_token_ids, amounts.STOP_IDS, "ids")
     at_most("logit_bias", params.logit_bias, amounts.BIASES, "entries")

@@ -61,6 +61,7 @@ class Call:
         "receiving_since",
         "reply_gzip",
         "request_encoding",
+        "request_id",
         "requests",
         "spec",
         "stream_id",
@@ -83,6 +84,8 @@ class Call:
     on_cancel: Callable[[CancelReason], None] | None
     # finish() was called or the call was cancelled.
     ended: bool
+    # What the client calls its request, for log lines; set by the handler.
+    request_id: str
 
     def __init__(
         self, connection: Connection, spec: Method, stream_id: int, metadata: Metadata, send_data: Any, credit: int
@@ -99,6 +102,7 @@ class Call:
         self.on_writable = None
         self.on_cancel = None
         self.ended = False
+        self.request_id = ""
         # The request: what arrived of it, since when (None once complete), and how it is compressed (zlib window bits).
         self.body: bytes | bytearray | None = None
         self.receiving_since: float | None = None
@@ -184,10 +188,12 @@ class Call:
         fields = OK_FIELDS if code == 0 and not message and not trailers else None
         if fields is None or details is not None:
             fields = status_fields(code, message, trailers, details)
-        self._end(fields)
+        self._end(fields, code)
 
     def fail(self, error: GrpcError) -> None:
         """finish() with the status of ``error``."""
+        if not self.ended:
+            self.connection.server.call_failed(self, error)
         self.finish(error.code, error.message, error.trailers, error.details)
 
     async def writable(self) -> None:
@@ -204,7 +210,7 @@ class Call:
     def abort(self, reason: CancelReason, code: Code, message: str) -> None:
         """Cancel the call from the server's side and tell the client ``code``."""
         if self.cancel(reason):
-            self._end(status_fields(code, message, (), None))
+            self._end(status_fields(code, message, (), None), code)
 
     def cancel(self, reason: CancelReason) -> bool:
         """End the call without a status and tell its handler; False if it had ended."""
@@ -260,9 +266,10 @@ class Call:
         if self._credit <= 0:
             self.block()
 
-    def _end(self, fields: RawHeaders) -> None:
+    def _end(self, fields: RawHeaders, code: Code) -> None:
         """Queue the trailers (or the trailers-only response) and settle the accounts."""
         connection = self.connection
+        connection.server.stats.codes[self.spec.path, code.name] += 1
         if self.headers_sent:
             connection.send_trailers(self.stream_id, fields)
         else:

@@ -43,7 +43,7 @@ from bridge.grpc.limits import Limits
 from bridge.grpc.metadata import Metadata
 from bridge.grpc.patience import Patience
 from bridge.grpc.service import Method
-from bridge.grpc.status import CancelReason, RawHeaders
+from bridge.grpc.status import CancelReason, Code, RawHeaders
 
 if TYPE_CHECKING:
     from bridge.grpc.server import Server
@@ -374,6 +374,7 @@ class Connection(asyncio.Protocol):
             call = self.intake.open_call(stream_id, event.headers, self.heard_at)
         except Refusal as refusal:
             self.server.stats.refusals[refusal.reason] += 1
+            log.debug("%s: call refused: %s", self.peer, refusal)
             self.send_headers(stream_id, refusal.fields, end_stream=True)
             if not end:
                 self._early.add(stream_id)
@@ -470,6 +471,8 @@ class Connection(asyncio.Protocol):
             stats.calls_lingering += 1
             if not call.half_closed:
                 self._early.add(call.stream_id)
+        else:
+            stats.codes[call.spec.path, Code.CANCELLED.name] += 1
 
     # Ends
 

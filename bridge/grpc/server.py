@@ -208,6 +208,20 @@ class Server:
             count = self.stats.refusals[reason]
             log.warning("%s: connection ended: %s (%d so far)", peer, detail or reason, count)
 
+    def call_failed(self, call: Call, error: GrpcError) -> None:
+        """Count and tell a call that ends with a handler's error."""
+        if error.refusal:
+            self.stats.refused[call.spec.path, error.code.name] += 1
+        if log.isEnabledFor(logging.DEBUG):
+            fields = {
+                "method": call.spec.path,
+                "request_id": call.request_id,
+                "peer": call.peer,
+                "code": error.code.name,
+            }
+            name = f" request {call.request_id!r}" if call.request_id else ""
+            log.debug("%s: %s%s failed: %s", call.peer, call.spec.path, name, error, extra={"fields": fields})
+
     def connection_opened(self, connection: Connection) -> None:
         """Called by a connection whose transport is made."""
         self._connections.add(connection)

@@ -23,3 +23,7 @@ class ServerStats:
     cancelled: Counter[str] = field(default_factory=Counter)
     # Calls and connections refused or ended by a limit or a malformed request, by reason.
     refusals: Counter[str] = field(default_factory=Counter)
+    # Calls that ended, by path and the name of the status they ended with.
+    codes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    # Of them, those a handler refused: nothing was done for them.
+    refused: Counter[tuple[str, str]] = field(default_factory=Counter)

@@ -56,6 +56,9 @@ class GrpcError(Exception):
     metadata, with bytes values for names that end in "-bin".
     """
 
+    refusal = False
+    """Whether the handler did nothing for the call, so that it counts as refused."""
+
     def __init__(
         self, code: Code, message: str = "", details: bytes | None = None, trailers: MetadataPairs = ()
     ) -> None:
