@@ -16,7 +16,7 @@ import uvloop
 import zmq
 
 from bridge.contracts.names import contracts_for
-from bridge.flags import Values
+from bridge.flags import Values, folders_of
 from bridge.frontend import FrontEnd, tame_collector
 from bridge.supervisor.errors import EXIT_REQUESTED, EXIT_UNREQUESTED, SupervisorError, UsageError
 from bridge.supervisor.listeners import bind_tcp, bind_unix
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 def run(engine: str, model: str, values: Values) -> int:
     """Serve until a signal (exit 0) or the engine's end (exit 1)."""
-    state = StateFolder.open(Path(values["state_dir"]) if values["state_dir"] else None)
+    state = StateFolder.open(*folders_of(values))
     try:
         return uvloop.run(_Attached(engine, model, values, state).run())
     finally:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bridge import __version__
-from bridge.flags import ATTACH, FRONT_END, SERVE, Flag, Values, describe, resolve
+from bridge.flags import ATTACH, FRONT_END, SERVE, Flag, Values, describe, folders_of, resolve, without_meaning
 from bridge.supervisor.engines import NAMES
-from bridge.supervisor.errors import EXIT_REQUESTED, SupervisorError, UsageError
+from bridge.supervisor.errors import EXIT_REQUESTED, SupervisorError, UsageError, tell
 
 USAGE = f"""headless-bridge {__version__}: runs an LLM engine headless and serves it to gateways over gRPC
 
@@ -79,10 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return doctor(given)
         raise UsageError(f"{command!r} is no command; choose serve, attach, chat, sim or doctor (--help tells more)")
     except SupervisorError as error:
-        for line in error.tail:
-            print(f"  | {line}", file=sys.stderr)
-        print(f"headless-bridge: {error.reason}", file=sys.stderr)
-        return error.exit_code
+        return tell(error)
     except KeyboardInterrupt:
         return 130
 
@@ -101,7 +98,9 @@ def serve(arguments: list[str]) -> int:
     from bridge.supervisor.tree import ServeConfig, Supervisor
 
     configure(values["log_level"], values["log_format"])
+    tell_ignored(engine)
     tls_of(values.values)  # what is wrong with the files is told before anything starts
+    state_dir, socket_dir = folders_of(values)
     config = ServeConfig(
         engine=engine,
         arguments=values.rest,
@@ -111,11 +110,14 @@ def serve(arguments: list[str]) -> int:
         uds=Path(values["uds"]) if values["uds"] else None,
         served_model_name=values["served_model_name"],
         contracts=contracts_for(engine, values["contract"]),
-        state_dir=Path(values["state_dir"]) if values["state_dir"] else None,
+        state_dir=state_dir,
+        socket_dir=socket_dir,
         handshake_port=values["handshake_port"],
         startup_timeout_s=values["startup_timeout_secs"],
         startup_ceiling_s=values["startup_ceiling_secs"],
         drain_s=values["drain_secs"],
+        metrics_host=values["metrics_host"],
+        metrics_port=values["metrics_port"],
         options={key: values[key] for key in FRONT_END},
     )
     return uvloop.run(Supervisor(config).run())
@@ -136,7 +138,16 @@ def attach(arguments: list[str]) -> int:
     from bridge.supervisor.logs import configure
 
     configure(values["log_level"], values["log_format"])
+    tell_ignored(engine)
     return attached.run(engine, values.rest[0], values)
+
+
+def tell_ignored(engine: str) -> None:
+    """Name the settings of another servicer that change nothing here."""
+    import logging
+
+    for line in without_meaning(os.environ, engine):
+        logging.getLogger(__name__).warning("%s", line)
 
 
 def asks_help(arguments: Sequence[str]) -> bool:

@@ -12,11 +12,12 @@ from importlib import metadata
 from pathlib import Path
 
 from bridge import __version__
-from bridge.flags import SERVE, Values, resolve
+from bridge.flags import SERVE, Values, folders_of, resolve, without_meaning
 from bridge.supervisor.engines import NAMES, LaunchSpec, find_python, installed, launcher
 from bridge.supervisor.errors import SupervisorError
-from bridge.supervisor.listeners import bind_tcp, bind_unix
+from bridge.supervisor.listeners import BoundListener, bind_metrics, bind_tcp, bind_unix
 from bridge.supervisor.state import StateFolder
+from bridge.wire.redaction import redacted_command
 
 PACKAGES = (
     "msgspec",
@@ -128,9 +129,16 @@ def _would_run(report: Report, name: str, values: Values) -> None:
     report.heading("flags")
     for flag in SERVE:
         shown = values[flag.key]
-        report.row(f"--{flag.name}", str(shown) if shown not in ("", ()) else "-", f"from {values.sources[flag.key]}")
+        report.row(
+            f"--{flag.name}", str(shown) if shown not in ("", (), None) else "-", f"from {values.sources[flag.key]}"
+        )
+    for line in without_meaning(os.environ, name):
+        report.row("ignored", line)
     report.heading("sockets")
-    for label, check in (("gRPC listener", _listener), ("state folder", _state)):
+    checks = [("gRPC listener", _listener), ("state folder", _state)]
+    if values["metrics_port"] is not None:
+        checks.insert(1, ("metrics listener", _metrics))
+    for label, check in checks:
         try:
             report.row(label, check(values))
         except SupervisorError as error:
@@ -144,15 +152,22 @@ def _would_run(report: Report, name: str, values: Values) -> None:
         spec = LaunchSpec(python=python, model=model, args=tuple(rest))
         engine.check(spec)
         launch = engine.launch(spec, f"tcp://127.0.0.1:{port}")
-        print("  " + shlex.join(launch.argv))
-        print("  " + shlex.join(engine.companion(spec)))
+        print("  " + shlex.join(redacted_command(launch.argv)))
+        print("  " + shlex.join(redacted_command(engine.companion(spec))))
         report.row("ranks", f"{launch.rank_count} from {launch.first_rank}")
     except SupervisorError as error:
         report.problem(name, error.reason)
 
 
 def _listener(values: Values) -> str:
-    bound = bind_unix(Path(values["uds"])) if values["uds"] else bind_tcp(values["host"], values["port"])
+    return _free(bind_unix(Path(values["uds"])) if values["uds"] else bind_tcp(values["host"], values["port"]))
+
+
+def _metrics(values: Values) -> str:
+    return _free(bind_metrics(values["metrics_host"], values["metrics_port"]))
+
+
+def _free(bound: BoundListener) -> str:
     try:
         return f"{bound.address} is free" + ("" if bound.loopback else "; other machines can reach it")
     finally:
@@ -160,7 +175,7 @@ def _listener(values: Values) -> str:
 
 
 def _state(values: Values) -> str:
-    state = StateFolder.open(Path(values["state_dir"]) if values["state_dir"] else None)
+    state = StateFolder.open(*folders_of(values))
     try:
         return f"{state.path} can be made and locked"
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from bridge.supervisor.errors import UsageError
@@ -126,7 +127,31 @@ LIMITS = (
 STATE = (
     Flag("state-dir", "", "private folder for sockets and state (default: a new one a run)", metavar="FOLDER"),
     Flag(
+        "socket-dir",
+        "",
+        "private folder in which a run's new folder is made (default: a system one)",
+        metavar="FOLDER",
+        peer="SMG_ZMQ_SOCKET_DIR",
+    ),
+    Flag(
         "drain-secs", 5.0, "how long streams may finish after a stop signal", seconds, "S", "SMG_E_SERVICER_DRAIN_SECS"
+    ),
+)
+METRICS = (
+    Flag(
+        "metrics-port",
+        None,
+        "port of metrics and probes, over HTTP; 0 takes a free one (default: none)",
+        port,
+        "PORT",
+        "SMG_E_SERVICER_METRICS_PORT",
+    ),
+    Flag(
+        "metrics-host",
+        "127.0.0.1",
+        "address of the metrics listener",
+        metavar="ADDRESS",
+        peer="SMG_E_SERVICER_METRICS_HOST",
     ),
 )
 LOGGING = (
@@ -159,6 +184,7 @@ SERVE = (
         "S",
         "SMG_E_SERVICER_STARTUP_CEILING_SECS",
     ),
+    *METRICS,
     *LOGGING,
 )
 ATTACH = (
@@ -169,10 +195,23 @@ ATTACH = (
     *STATE,
     Flag("listen-handshake", "tcp://127.0.0.1:29550", "address the engine dials", metavar="TCP_ADDRESS"),
     Flag("data-parallel-size", 1, "ranks that will dial", positive, "N"),
+    *METRICS,
     *LOGGING,
 )
-FRONT_END = ("max_in_flight", *(flag.key for flag in (*TLS, *LIMITS, *LOGGING)))
+FRONT_END = ("max_in_flight", "metrics_port", *(flag.key for flag in (*TLS, *LIMITS, *LOGGING)))
 """Keys of the flags that a front end under a supervisor is told."""
+
+WITHOUT_MEANING = {
+    "SMG_E_SERVICER_WORKER_THREADS": "one thread serves everything here",
+    "SMG_E_SERVICER_KV_EVENTS": "the engine's KV publisher stays as its own arguments say",
+}
+"""Variables of the peer that this bridge accepts and does not need, and why."""
+
+
+def without_meaning(environment: Mapping[str, str], engine: str) -> list[str]:
+    """One line for each variable that is set and changes nothing here."""
+    named = {name.replace("_E_", f"_{engine.upper()}_"): why for name, why in WITHOUT_MEANING.items()}
+    return [f"{name} is set and ignored: {why}" for name, why in named.items() if environment.get(name)]
 
 
 def resolve(flags: Sequence[Flag], arguments: Sequence[str], environment: Mapping[str, str], engine: str) -> Values:
@@ -205,6 +244,12 @@ def resolve(flags: Sequence[Flag], arguments: Sequence[str], environment: Mappin
     return Values(values, sources, rest)
 
 
+def folders_of(values: Values) -> tuple[Path | None, Path | None]:
+    """The state folder that was asked for, and where to make one otherwise; None is the default of either."""
+    state, base = values["state_dir"], values["socket_dir"]
+    return Path(state) if state else None, Path(base) if base else None
+
+
 def _value(flag: Flag, given: list[str] | None, environment: Mapping[str, str], engine: str) -> tuple[Any, str]:
     if given is not None:
         texts, source = given, f"--{flag.name}"
@@ -230,7 +275,7 @@ def describe(flags: Sequence[Flag]) -> str:
     """The flags as help text: one line each, with the default and the environment form."""
     lines = []
     for flag in flags:
-        default = "" if flag.default in ("", ()) else f" [{flag.default}]"
+        default = "" if flag.default in ("", (), None) else f" [{flag.default}]"
         lines.append(f"  --{flag.name + ' ' + flag.metavar:<30} {flag.help}{default}")
     lines.append("")
     lines.append(

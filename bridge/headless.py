@@ -20,7 +20,7 @@ import psutil
 
 from bridge.flags import LOGGING, Flag, describe, resolve, seconds
 from bridge.supervisor.engines import LaunchSpec, find_python, launcher, only_installed
-from bridge.supervisor.errors import EXIT_REQUESTED, StartError, SupervisorError, UsageError
+from bridge.supervisor.errors import EXIT_REQUESTED, StartError, SupervisorError, UsageError, tell
 from bridge.supervisor.lifeline import Lifeline
 from bridge.supervisor.logs import RELAYED, configure
 from bridge.supervisor.process import Process
@@ -229,10 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(given)
     except SupervisorError as error:
-        for line in error.tail:
-            print(f"  | {line}", file=sys.stderr)
-        print(f"headless-bridge: {error.reason}", file=sys.stderr)
-        return error.exit_code
+        return tell(error)
 
 
 if __name__ == "__main__":

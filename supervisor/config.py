@@ -28,8 +28,13 @@ class ServeConfig:
     contracts: Sequence[str] = ()
     state_dir: Path | None = None
     """None: a new private folder, removed at the end."""
+    socket_dir: Path | None = None
+    """Where that new folder is made; None for a folder of the system's choice."""
     handshake_port: int = 0
     startup_timeout_s: float = 1800.0
     startup_ceiling_s: float = 14400.0
     drain_s: float = 5.0
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = None
+    """None: no metrics listener."""
     options: dict[str, Any] = field(default_factory=dict)

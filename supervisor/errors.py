@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 EXIT_REQUESTED = 0
@@ -31,3 +32,11 @@ class UsageError(SupervisorError):
 
 class StartError(SupervisorError):
     """The tree was being brought up and a part of it failed or took too long."""
+
+
+def tell(error: SupervisorError) -> int:
+    """Print what ended the run to standard error, the log tail first; returns the exit code."""
+    for line in error.tail:
+        print(f"  | {line}", file=sys.stderr)
+    print(f"headless-bridge: {error.reason}", file=sys.stderr)
+    return error.exit_code

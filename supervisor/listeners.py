@@ -85,6 +85,11 @@ def bind_tcp(
     return BoundListener(bound, kind, shown, loopback=_is_loopback(name[0]))
 
 
+def bind_metrics(host: str, port: int) -> BoundListener:
+    """The listener of metrics and probes; raises `UsageError`."""
+    return bind_tcp(host, port, "metrics", flags=("--metrics-host", "--metrics-port"))
+
+
 def bind_unix(path: Path, kind: str = "grpc", *, flag: str = "--uds") -> BoundListener:
     """Listen on a unix socket, for this user only (mode 0600). A socket file nobody answers on is taken over.
 

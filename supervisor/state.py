@@ -27,23 +27,24 @@ class StateFolder:
         self._lock = lock
 
     @classmethod
-    def open(cls, path: Path | None) -> StateFolder:
-        """Take `path`, or make a folder for this run under XDG_RUNTIME_DIR or the temporary folder.
+    def open(cls, path: Path | None, base: Path | None = None) -> StateFolder:
+        """Take `path`, or make a folder for this run under `base`, else XDG_RUNTIME_DIR or the temporary folder.
 
         Raises `UsageError` when it cannot be ours alone, another supervisor holds it, or its name is too long for the
         sockets in it.
         """
         temporary = path is None
-        if path is None:
-            path = _base() / f"hb-{os.getpid()}-{os.urandom(4).hex()}"
         try:
+            if path is None:
+                parent = _base() if base is None else private_folder(Path(os.path.abspath(base)))
+                path = parent / f"hb-{os.getpid()}-{os.urandom(4).hex()}"
             path = private_folder(Path(os.path.abspath(path)))
             slot_addresses(path, 0)
         except LinkError as error:
             raise UsageError(str(error)) from None
         except OSError as error:
             raise UsageError(
-                f"the state folder {path} cannot be made: {error.strerror}; name one with {FLAG}"
+                f"the state folder {path or base} cannot be made: {error.strerror}; name one with {FLAG}"
             ) from None
         lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:

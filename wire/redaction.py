@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 REDACTED = "[redacted]"
@@ -26,6 +27,22 @@ def redacted(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {str(name): _value(str(name), value) for name, value in arguments.items()}
 
 
+def redacted_command(arguments: Sequence[str]) -> list[str]:
+    """A command line with secrets replaced: those of `redacted`, every value after a flag whose name is a secret's (some
+    flags take several), and inside values that are JSON objects."""
+    shown: list[str] = []
+    secret = False
+    for argument in arguments:
+        if argument.startswith("--"):
+            name, equals, value = argument.partition("=")
+            secret = is_secret(name.lstrip("-"))
+            shown.append(name + equals + (REDACTED if secret and value else _json(value)))
+            secret = secret and not equals
+        else:
+            shown.append(REDACTED if secret else _json(argument))
+    return shown
+
+
 def is_secret(name: str) -> bool:
     """Whether an argument or variable of this name holds a secret."""
     return SECRET_NAME.search(name) is not None
@@ -41,6 +58,17 @@ def _value(name: str, value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float)):
         return value
     return _text(str(value))
+
+
+def _json(text: str) -> str:
+    """`text`, and where it is a JSON object, the same object with its secrets replaced."""
+    if text.startswith("{"):
+        try:
+            found = json.loads(text)
+        except ValueError:
+            return _text(text)
+        return json.dumps(redacted(found))
+    return _text(text)
 
 
 def _text(text: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.wire.redaction import REDACTED, is_secret, redacted
+from bridge.wire.redaction import REDACTED, is_secret, redacted, redacted_command
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,15 @@ def test_values_are_replaced_wherever_they_stand() -> None:
         "header": f"Authorization: Bearer {REDACTED}",
         "path": "models",
     }
+
+
+def test_command_lines_are_shown_without_secrets() -> None:
+    given = ["vllm", "serve", "m", "--api-key", "k1", "k2", "--hf-token=t", "--port", "1"]
+    assert redacted_command(given) == [
+        *("vllm", "serve", "m", "--api-key", REDACTED, REDACTED, f"--hf-token={REDACTED}", "--port", "1")
+    ]
+    assert redacted_command(["--x", '{"password": "p", "n": 1}']) == ["--x", f'{{"password": "{REDACTED}", "n": 1}}']
+    assert redacted_command(['--x={"password": "p"}']) == [f'--x={{"password": "{REDACTED}"}}']
+    assert redacted_command(["--max-num-batched-tokens", "8192", "{not json"]) == [
+        *("--max-num-batched-tokens", "8192", "{not json")
+    ]
