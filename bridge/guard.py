@@ -41,6 +41,7 @@ class Ask(msgspec.Struct, kw_only=True, gc=False):
     stop: list[str] = []
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
     logit_bias: dict[int, float] | None = None
     truncate_prompt_tokens: int | None = None
     allowed_token_ids: list[int] | None = None
@@ -50,9 +51,6 @@ class Ask(msgspec.Struct, kw_only=True, gc=False):
 
 OURS = ("truncate_prompt_tokens",)
 """Fields of `Ask` that no engine sees."""
-
-MAX_BIAS = 100.0
-"""vLLM's front end clamps each logit bias to this, either way."""
 
 
 class EngineRules(Protocol):
@@ -64,6 +62,12 @@ class EngineRules(Protocol):
     @property
     def MAX_HELD_BACK_STOP_IDS(self) -> int: ...
 
+    @property
+    def MAX_BIAS(self) -> float | None: ...
+
+    @property
+    def GREEDY_SAMPLES_DIFFER(self) -> bool: ...
+
 
 class Guard:
     """Checks against one engine. `max_model_len` is the engine's own figure from its ready map, in tokens."""
@@ -73,6 +77,8 @@ class Guard:
         self._rules = {name: rules.RULES[name].resolved(facts) for name in Ask.__struct_fields__ if name in rules.RULES}
         self._unknown = [name for name in Ask.__struct_fields__ if name not in rules.RULES and name not in OURS]
         self._max_held_back = rules.MAX_HELD_BACK_STOP_IDS
+        self._max_bias = rules.MAX_BIAS
+        self._greedy_samples_differ = rules.GREEDY_SAMPLES_DIFFER
         self._vocab_size = facts.vocab_size
         self._valid_ids = list[Annotated[int, msgspec.Meta(ge=0, lt=facts.vocab_size)]]
         self.max_model_len = max_model_len
@@ -137,12 +143,11 @@ class Guard:
             limit = f"0 with {held_back} stop and EOS ids: the engine holds back at most {self._max_held_back}"
             raise invalid("min_tokens", min_tokens, limit)
         temperature = self._pick(ask, "temperature", 1.0)
-        if ask.n is not None and ask.n > 1 and temperature == 0:
+        if ask.n is not None and ask.n > 1 and temperature == 0 and not self._greedy_samples_differ:
             raise invalid("n", ask.n, "1 with temperature 0: greedy samples are all the same")
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(ask, name) == -1 and facts.max_logprobs < self._vocab_size:
                 raise invalid(name, -1, f"from 0 to {facts.max_logprobs}; --max-logprobs -1 lets the engine send all")
-        bias = ask.logit_bias
         return Sampling(
             temperature=temperature,
             top_p=self._pick(ask, "top_p", 1.0),
@@ -159,10 +164,16 @@ class Guard:
             eos_token_ids=self._eos,
             logprobs=ask.logprobs,
             prompt_logprobs=ask.prompt_logprobs,
-            logit_bias={token: max(-MAX_BIAS, min(MAX_BIAS, value)) for token, value in bias.items()} if bias else None,
+            logit_bias=self._bias(ask.logit_bias),
             allowed_token_ids=ask.allowed_token_ids,
             bypass_prefix_cache=bool(ask.bypass_prefix_cache),
         )
+
+    def _bias(self, bias: dict[int, float] | None) -> dict[int, float] | None:
+        most = self._max_bias
+        if not bias or most is None:
+            return bias or None
+        return {token: max(-most, min(most, value)) for token, value in bias.items()}
 
     def _stop_ids(self, ask: Ask) -> list[int]:
         return list(dict.fromkeys([*ask.stop_token_ids, *self._defaults.get("stop_token_ids", ())]))

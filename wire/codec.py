@@ -25,6 +25,10 @@ class Finish(enum.Enum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    REFUSED = "refused"
+    """An error that is the request's own fault."""
+    OVERLOADED = "overloaded"
+    """An error that the same request may not meet later."""
 
 
 class Constraint(msgspec.Struct, kw_only=True, gc=False):
@@ -90,6 +94,10 @@ class GenerateCall(msgspec.Struct, kw_only=True, gc=False):
     """Requests of one conversation share it; engines may use it to keep their caches."""
     transfer_params: dict[str, Any] | None = None
     """KV transfer parameters for the engine's connector, as its own kind of object."""
+    stream: bool = True
+    """Whether tokens are wanted as they come; an engine may send those of other requests in large pieces."""
+    native: Any = None
+    """What one engine's contract asks of that engine alone, in a struct of its wire; None on every other engine."""
 
 
 class EmbedCall(msgspec.Struct, kw_only=True, gc=False):
@@ -102,6 +110,8 @@ class EmbedCall(msgspec.Struct, kw_only=True, gc=False):
     prompt_token_ids: list[int]
     arrival_time: float
     activation: bool
+    native: Any = None
+    """As in `GenerateCall`."""
 
 
 class Logprobs(msgspec.Struct, frozen=True, gc=False):
@@ -179,8 +189,8 @@ class Codec(Protocol):
 
     def reply(self, step: Any) -> Reply | None: ...
 
-    def finish(self, delta: Any) -> tuple[Finish, int | None, str | None]:
-        """(reason, stop token id the engine named or None, error text or None) of a terminal delta."""
+    def finish(self, delta: Any) -> tuple[Finish, int | str | None, str | None]:
+        """(reason, stop token id or stop string the engine named or None, error text or None) of a terminal delta."""
         ...
 
     def cached_tokens(self, delta: Any) -> int | None:

@@ -9,7 +9,11 @@ from typing import Any, cast
 from bridge.wire.codec import Codec
 from bridge.wire.errors import LayoutError
 
-WIRES: Mapping[str, str] = {"vllm": "bridge.wire.vllm", "sim": "bridge.wire.vllm"}
+WIRES: Mapping[str, str] = {
+    "vllm": "bridge.wire.vllm",
+    "sim": "bridge.wire.vllm",
+    "sglang": "bridge.wire.sglang",
+}
 """Engine name → the package with its wire. The simulated engine speaks vLLM's."""
 
 
@@ -28,3 +32,9 @@ def codec_for(engine: str, ready: Mapping[str, Any], declared: Mapping[str, list
 def rules_for(engine: str) -> Any:
     """The module with that engine's request limits as data, read by the guard."""
     return import_module(f"{WIRES[engine]}.rules")
+
+
+def operations_for(engine: str) -> Mapping[str, str]:
+    """Neutral operation → what `engine` calls it, for `Codec.utility`; what an engine does not have is not in it."""
+    module = import_module(f"{WIRES[engine]}.control")
+    return cast(Mapping[str, str], getattr(module, "OPERATIONS", {}))

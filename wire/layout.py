@@ -85,13 +85,16 @@ class Layouts:
         return tuple(order.index(field) for field in fields)
 
 
-def encoder_struct(layouts: Layouts, struct: str, fields: Sequence[Field]) -> type[msgspec.Struct]:
+def encoder_struct(
+    layouts: Layouts, struct: str, fields: Sequence[Field], *, tagged: bool = False
+) -> type[msgspec.Struct]:
     """A struct that encodes to `struct` of this layout; construct it with keywords.
 
     The array ends at the last field we know, so what a newer engine appended takes the engine's default. A field in
-    between that we do not know is nil, which is logged: the engine may refuse it.
+    between that we do not know is nil, which is logged: the engine may refuse it. `tagged` puts the struct's name in
+    front, which no layout counts.
     """
-    built = _build(struct, layouts.order(struct), tuple(fields), layouts.source_of(struct))
+    built = _build(struct, layouts.order(struct), tuple(fields), layouts.source_of(struct), tagged)
     known = {field.name for field in fields}
     unknown = ", ".join(name for name in built.__struct_fields__ if name not in known)
     if unknown:
@@ -105,11 +108,13 @@ def decoder_struct(layouts: Layouts, struct: str, fields: Sequence[Field]) -> ty
     A field that this layout lacks reads as its default. Fields that are not read, and elements past the last one that
     is, are ignored; a tail that the engine left out reads as defaults.
     """
-    return _build(struct, layouts.order(struct), tuple(fields), layouts.source_of(struct))
+    return _build(struct, layouts.order(struct), tuple(fields), layouts.source_of(struct), False)
 
 
 @functools.cache
-def _build(struct: str, order: tuple[str, ...], fields: tuple[Field, ...], source: str) -> type[msgspec.Struct]:
+def _build(
+    struct: str, order: tuple[str, ...], fields: tuple[Field, ...], source: str, tagged: bool
+) -> type[msgspec.Struct]:
     known = {field.name: field for field in fields}
     required = [field.name for field in fields if field.default is msgspec.NODEFAULT]
     missing = ", ".join(name for name in required if name not in order)
@@ -126,7 +131,16 @@ def _build(struct: str, order: tuple[str, ...], fields: tuple[Field, ...], sourc
         else:
             specs.append((name, field.type, field.default))
     absent = {field.name: field.default for field in fields if field.name not in order}
-    return msgspec.defstruct(struct, specs, namespace=absent, array_like=True, gc=False, kw_only=True, module=__name__)
+    return msgspec.defstruct(
+        struct,
+        specs,
+        namespace=absent,
+        tag=struct if tagged else None,
+        array_like=True,
+        gc=False,
+        kw_only=True,
+        module=__name__,
+    )
 
 
 def _checked(struct: str, order: Any, source: str) -> tuple[str, ...]:

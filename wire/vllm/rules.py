@@ -21,6 +21,12 @@ MAX_HELD_BACK_STOP_IDS = 128
 """With `min_tokens` above 0, the request's stop ids and the model's EOS ids together: the newer model runner raises on
 more, which is death (0.32, v1/worker/gpu/sample/logit_bias.py)."""
 
+MAX_BIAS: float | None = 100.0
+"""vLLM's front end clamps each logit bias to this, either way."""
+
+GREEDY_SAMPLES_DIFFER = False
+"""vLLM's front end refuses `n` above 1 with temperature 0."""
+
 _WHOLE_VOCABULARY = "-1 is the whole vocabulary, which vLLM's front end refuses when max_logprobs is less"
 _IDS_FIT = "an id outside the vocabulary indexes past the logits"
 
