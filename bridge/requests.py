@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from bridge.grpc.connection import Connection
@@ -43,6 +43,14 @@ CANCELLED = "cancelled"
 
 ABORT_HOLD_S = 30.0
 """Longest that an abort waits for the first token of a request whose KV cache is being transferred to the engine."""
+
+
+FAILURES: Mapping[Finish, Code] = {
+    Finish.ERROR: Code.INTERNAL,
+    Finish.REFUSED: Code.INVALID_ARGUMENT,
+    Finish.OVERLOADED: Code.UNAVAILABLE,
+}
+"""Ends that are errors → what the client is told."""
 
 
 class Writable(Protocol):
@@ -90,13 +98,22 @@ class Sink(Protocol):
         ...
 
 
+class Extras(Protocol):
+    """Collects what one contract wants of one engine's deltas and the others do not know."""
+
+    def take(self, delta: Any) -> None:
+        """Take a delta of the sequence, in order; raises `WireError` for one that cannot be read."""
+        ...
+
+
 class Rich:
     """What a sequence carries beyond plain tokens: made only for requests that ask for it."""
 
-    __slots__ = ("embeds", "logprobs", "prompt_logprobs", "stops", "vector")
+    __slots__ = ("embeds", "extras", "logprobs", "prompt_logprobs", "stops", "vector")
 
     def __init__(self, *, embeds: bool = False) -> None:
         self.embeds = embeds
+        self.extras: Extras | None = None
         self.stops: StopMatcher | None = None
         self.logprobs: Columns | None = None
         self.prompt_logprobs: Columns | None = None
@@ -480,6 +497,8 @@ class RequestTable:
             rows = codec.prompt_logprobs(step, delta)
             if rows is not None:
                 rich.prompt_logprobs.extend(rows, rows.ranks.count)
+        if rich.extras is not None:
+            rich.extras.take(delta)
         if rich.embeds:
             pooled = codec.pooled(step, delta)
             rich.vector = None if pooled is None else pooled.values()
@@ -495,15 +514,18 @@ class RequestTable:
             self._meters.first(sequence)
 
     def _last(self, sequence: Sequence, delta: Any) -> None:
-        finish, stop_id, error = self._codec.finish(delta)
+        finish, matched, error = self._codec.finish(delta)
         request = sequence.request
-        if finish is Finish.ERROR:
-            sequence.finish = finish
-            self._forget(sequence, finish.value)
-            self._fail(request, Code.INTERNAL, error or "the engine ended the request with an error")
+        code = FAILURES.get(finish)
+        if code is not None:
+            sequence.finish = Finish.ERROR
+            self._forget(sequence, Finish.ERROR.value)
+            self._fail(request, code, error or "the engine ended the request with an error")
             return
-        if stop_id is not None and stop_id in request.stop_ids:
-            sequence.stop_id = stop_id
+        if isinstance(matched, str):
+            sequence.stop_string = matched
+        elif matched in request.stop_ids:
+            sequence.stop_id = matched
         sequence.transfer_params = self._codec.transfer_params(delta)
         sequence.spec_accepted, sequence.spec_drafted = self._codec.spec_counts(delta)
         self._end(sequence, finish)
