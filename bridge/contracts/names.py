@@ -6,16 +6,37 @@ from collections.abc import Mapping, Sequence
 
 from bridge.supervisor.errors import UsageError
 
-CONTRACTS: Mapping[str, str] = {"vllm.grpc.engine": "bridge.contracts.vllm_engine:VllmEngine"}
-"""Contract name (its proto package) → module and class of its service."""
+CONTRACTS: Mapping[str, str] = {
+    "vllm.grpc.engine": "bridge.contracts.vllm_engine:VllmEngine",
+    "vllm.Inference": "bridge.contracts.vllm_inference:VllmInference",
+    "vllm.Control": "bridge.contracts.vllm_control:VllmControl",
+    "vllm.engine.v1": "bridge.contracts.vllm_engine_v1:VllmEngineV1",
+}
+"""Contract name (its proto package, or its service where the package has several) → module and class of its service."""
 
 NATIVE: Mapping[str, str] = {"vllm": "vllm.grpc.engine", "sim": "vllm.grpc.engine"}
 """Engine name → the contract served when none is named."""
 
+BRINGS: Mapping[str, str] = {"vllm.Inference": "vllm.Control"}
+"""Contract → the one its gateways call as well, which comes with it."""
+
+SMG_KINDS = ("vllm.grpc.engine",)
+"""Contracts that SMG generates with. It asks a worker for the health of each at once and takes the first that answers
+(1.13.0), so a listener serves one of them at most."""
+
 
 def contracts_for(engine: str, asked: Sequence[str]) -> list[str]:
-    """The contract names to serve, each once; raises `UsageError` naming one that does not exist."""
+    """The contract names to serve, each once; raises `UsageError` for one that does not exist, or two that collide."""
     for name in asked:
         if name not in CONTRACTS:
             raise UsageError(f"--contract {name} does not exist; known: {', '.join(sorted(CONTRACTS))}")
-    return list(dict.fromkeys(asked)) or [NATIVE[engine]]
+    names: list[str] = []
+    for name in asked or [NATIVE[engine]]:
+        names += [name, BRINGS[name]] if name in BRINGS else [name]
+    kinds = sorted(set(names) & set(SMG_KINDS))
+    if len(kinds) > 1:
+        raise UsageError(
+            f"--contract {' and --contract '.join(kinds)} cannot share a listener: SMG asks for all of its kinds at once "
+            "and takes the first that answers; name one"
+        )
+    return list(dict.fromkeys(names))

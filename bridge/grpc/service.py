@@ -38,7 +38,8 @@ class Method:
 
     ``request_class`` has ``FromString`` (protobuf); None hands the handler bytes. ``endless`` streams end with
     UNAVAILABLE as soon as the server drains. ``compress`` sends gzip replies to clients that accept them (raw_stream
-    handlers call ``call.send_compressed`` themselves).
+    handlers call ``call.send_compressed`` themselves). ``admin`` methods change the server for everybody: where there is
+    a listener for administrators, they are served on no other.
     """
 
     path: str
@@ -47,6 +48,7 @@ class Method:
     handler: UnaryHandler | StreamHandler | RawStreamHandler | BidiHandler
     endless: bool = False
     compress: bool = False
+    admin: bool = False
 
     @property
     def lasts(self) -> bool:

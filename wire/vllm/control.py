@@ -17,6 +17,20 @@ DEATH = b"ENGINE_CORE_DEAD"
 
 _NIL = b"\xc0"
 
+OPERATIONS: Mapping[str, str] = {
+    "pause": "pause_scheduler",
+    "resume": "resume_scheduler",
+    "is_paused": "is_scheduler_paused",
+    "sleep": "sleep",
+    "wake_up": "wake_up",
+    "is_sleeping": "is_sleeping",
+    "get_weight_version": "get_weight_version",
+    "set_weight_version": "set_weight_version",
+    "reset_prefix_cache": "reset_prefix_cache",
+}
+"""Neutral operation → method of the engine core (0.32), all with positional arguments: pause(mode, clear_cache),
+sleep(level, mode), wake_up(tags or nil), set_weight_version(version), reset_prefix_cache(running too, connector too)."""
+
 
 class Ready(msgspec.Struct, kw_only=True, gc=False):
     """EngineCoreReadyResponse, vLLM 0.27 to 0.33: what the engine settled on while it started. Counts are in tokens.
