@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from array import array
-
 from bridge.wire.codec import Logprobs
 from bridge.wire.errors import WireError
-
-LITTLE = sys.byteorder == "little"
 
 
 class Columns:
@@ -20,34 +15,38 @@ class Columns:
     `values` holds little-endian float32, as protobuf packs floats: a slice of it is a packed field's bytes.
     """
 
-    __slots__ = ("_most", "ids", "values", "width")
+    __slots__ = ("_most", "ids", "rendered", "rendered_rows", "values", "width")
 
     def __init__(self, k: int) -> None:
         self.width = 0
         self._most = k + 1
         self.ids: list[int] = []
         self.values = bytearray()
+        self.rendered = bytearray()
+        """What a contract made of the first `rendered_rows` rows and repeats in the terminal."""
+        self.rendered_rows = 0
 
     def __len__(self) -> int:
         return len(self.ids) // self.width if self.width else 0
 
     def extend(self, rows: Logprobs, count: int) -> None:
         """Append the first `count` rows; raises `WireError` when they have another width than those before."""
-        given = rows.token_ids.shape[1]
-        width = min(given, self._most) if self._most else given
-        if self.width not in (0, width):
-            raise WireError(f"rows of {width} log-probabilities came after rows of {self.width}")
-        self.width = width
-        ids = rows.token_ids.values()
-        if width == given and LITTLE and rows.values.dtype in ("<f4", "float32"):
-            self.ids += ids[: count * width]
-            self.values += rows.values.data[: count * width * 4]
+        given = width = rows.width
+        if width > self._most > 0:
+            width = self._most
+        if width != self.width:
+            if self.width:
+                raise WireError(f"rows of {width} log-probabilities came after rows of {self.width}")
+            self.width = width
+        ids, values = rows.token_ids, rows.values
+        if count == 1:
+            self.ids += ids[:width]
+            self.values += values[: width * 4]
             return
-        floats = rows.values.values()
-        kept = array("f")
+        if width == given:
+            self.ids += ids[: count * width]
+            self.values += values[: count * width * 4]
+            return
         for start in range(0, count * given, given):
             self.ids += ids[start : start + width]
-            kept.extend(floats[start : start + width])
-        if not LITTLE:
-            kept.byteswap()
-        self.values += kept.tobytes()
+            self.values += values[start * 4 : (start + width) * 4]

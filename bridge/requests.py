@@ -13,17 +13,17 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 from bridge.grpc.connection import Connection
-from bridge.grpc.fanout import Outlet, send_each
+from bridge.grpc.fanout import Outlet, send_each, send_one
 from bridge.grpc.status import Code
 from bridge.logprobs import Columns
 from bridge.metrics import Meters
 from bridge.refusal import Refusal
 from bridge.stops import StopMatcher
-from bridge.template import Heads, Template, render_each
+from bridge.template import Heads, Template, render, render_each
 from bridge.wire.codec import Codec, EmbedCall, Finish, GenerateCall
 from bridge.wire.errors import WireError
 from bridge.wire.link import LinkError
@@ -40,6 +40,9 @@ STRANGER_ABORTS_PER_SECOND = 16
 
 CANCELLED = "cancelled"
 """How a sequence ended whose client went away: nothing was rendered for it."""
+
+FEW = 32
+"""Deltas of a step from which on columns are cheaper than a loop."""
 
 ABORT_HOLD_S = 30.0
 """Longest that an abort waits for the first token of a request whose KV cache is being transferred to the engine."""
@@ -396,11 +399,14 @@ class RequestTable:
                 if sequence.steady:
                     self._board(sequence)
 
-    def _deliver_express(self, outputs: Iterable[Any]) -> Iterable[Any]:
+    def _deliver_express(self, outputs: Collection[Any]) -> Iterable[Any]:
         """Send every delta that is one token of a sequence in `_express`; returns the others.
 
-        Columns instead of a loop over objects, because a step's cost is what it fetches into the cache.
+        Columns instead of a loop over objects, because a step's cost is what it fetches into the cache; with few streams
+        it is what it sets up.
         """
+        if len(outputs) < FEW:
+            return [delta for delta in outputs if not self._deliver_alone(delta)]
         found = list(map(self._express.get, [delta.request_id for delta in outputs]))
         pairs = [
             (express, delta.new_token_ids[0])
@@ -421,6 +427,17 @@ class RequestTable:
             for express, delta in zip(found, outputs, strict=True)
             if express is None or delta.finish_reason is not None or len(delta.new_token_ids) != 1
         ]
+
+    def _deliver_alone(self, delta: Any) -> bool:
+        """As `_deliver_express`, for one delta; whether it was sent."""
+        express = self._express.get(delta.request_id)
+        if express is None or delta.finish_reason is not None or len(delta.new_token_ids) != 1:
+            return False
+        output_ids, heads, middle, send, stream_id, connection = express
+        token = delta.new_token_ids[0]
+        output_ids.append(token)
+        send_one(send, stream_id, render(heads, middle, token, len(output_ids)), connection)
+        return True
 
     def _board(self, sequence: Sequence) -> None:
         template, outlet = sequence.sink.template, sequence.out.outlet
@@ -496,7 +513,7 @@ class RequestTable:
         if rich.prompt_logprobs is not None:
             rows = codec.prompt_logprobs(step, delta)
             if rows is not None:
-                rich.prompt_logprobs.extend(rows, rows.ranks.count)
+                rich.prompt_logprobs.extend(rows, len(rows.ranks))
         if rich.extras is not None:
             rich.extras.take(delta)
         if rich.embeds:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from bridge.varint import varints
+from bridge.varint import VARINT, varints
 
 Heads = Sequence[Sequence[bytes]]
 """`heads[i][n]` goes before an id of `i` bytes that a count of `n` bytes ends."""
@@ -20,6 +20,12 @@ class Template(NamedTuple):
 
     heads: Heads
     middle: bytes
+
+
+def render(heads: Heads, middle: bytes, token: int, count: int) -> bytes:
+    """One framed chunk; `count` includes the token."""
+    id_, number = VARINT[token], VARINT[count]
+    return b"".join((heads[len(id_)][len(number)], id_, middle, number))
 
 
 def render_each(

@@ -115,15 +115,16 @@ class EmbedCall(msgspec.Struct, kw_only=True, gc=False):
 
 
 class Logprobs(msgspec.Struct, frozen=True, gc=False):
-    """Log-probabilities of consecutive tokens, columnar: one row a token.
+    """Log-probabilities of consecutive tokens, columnar and flat: one row of `width` cells a token.
 
-    `token_ids` and `values` are [rows, 1 + k]: column 0 is the token itself, columns 1 to k the k most likely, in
-    which it may come again. `ranks` is [rows], 1 for the most likely.
+    Column 0 is the token itself, columns 1 to k the k most likely, in which it may come again. `values` are float32 in
+    little-endian order. `ranks` has one number a row, 1 for the most likely.
     """
 
-    token_ids: Tensor
-    values: Tensor
-    ranks: Tensor
+    width: int
+    token_ids: Sequence[int]
+    values: bytes
+    ranks: Sequence[int]
 
 
 class Delta(Protocol):

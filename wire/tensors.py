@@ -119,6 +119,13 @@ def read_tensor(form: Any, frames: Sequence[Any]) -> Tensor:
     return Tensor(dtype, tuple(shape), view)
 
 
+def raw_view(code: int, data: memoryview) -> memoryview:
+    """Ext hook: tensor bytes are a view into the message; any other ext type is refused, pickles above all."""
+    if code != RAW_VIEW:
+        raise WireError(f"an engine message has msgpack ext type {code}; only {RAW_VIEW} (raw bytes) is read")
+    return data
+
+
 def write_tensor(tensor: Tensor, frames: list[Any], *, inline_below: int = INLINE_BELOW) -> list[Any]:
     """The wire form of `tensor`, ready for a msgpack encoder.
 

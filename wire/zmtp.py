@@ -101,6 +101,9 @@ class PullPeer:
 
     def _keep(self, start: int, needed: int) -> None:
         """Move an incomplete frame to the front, into a buffer that can hold it."""
+        if start == self._end and len(self._buffer) == FIRST_CAPACITY:
+            self._end = 0
+            return
         rest = self._buffer[start : self._end]
         self._end = len(rest)
         if max(needed, 1) > len(self._buffer):

@@ -66,19 +66,23 @@ class RichSink(PlainSink):
 
     def chunk(self, sequence: Sequence, tokens: list[int]) -> None:
         varint = VARINT
-        ids = varint[tokens[0]] if len(tokens) == 1 else b"".join(varints(tokens))
         sent = sequence.sent
         start = sent - len(tokens)
-        body = b"\x0a%b%b%b\x18%b%b%b%b" % (
-            varint[len(ids)],
-            ids,
-            self._prompt,
-            varint[sent],
-            b"\x20" + varint[sequence.cached_tokens] if sequence.cached_tokens else b"",
-            logprob_fields(sequence, 5, 6, start, sent, prompt=start == 0),
-            b"\x38" + varint[sequence.index] if sequence.index else b"",
+        ids = b"".join(varints(tokens))
+        body = b"".join(
+            (
+                b"\x0a",
+                varint[len(ids)],
+                ids,
+                self._prompt,
+                b"\x18",
+                varint[sent],
+                b"\x20" + varint[sequence.cached_tokens] if sequence.cached_tokens else b"",
+                logprob_fields(sequence, 5, 6, start, sent, prompt=start == 0),
+                b"\x38" + varint[sequence.index] if sequence.index else b"",
+            )
         )
-        self._call.send(b"\x0a%b%b" % (varint[len(body)], body))
+        self._call.send(b"".join((b"\x0a", varint[len(body)], body)))
 
     def complete(self, sequence: Sequence) -> None:
         fields = logprob_fields(sequence, 6, 7, 0, len(sequence.output_ids), prompt=True)
@@ -162,30 +166,41 @@ def logprob_fields(sequence: Sequence, output: int, prompt_field: int, start: in
     fields = b""
     if rich.logprobs is not None and stop > start:
         message = output_logprobs(rich.logprobs, start, stop)
-        fields = b"%b%b%b" % (VARINT[output << 3 | 2], VARINT[len(message)], message)
+        fields = b"".join((VARINT[output << 3 | 2], VARINT[len(message)], message))
     if prompt and rich.prompt_logprobs is not None and len(rich.prompt_logprobs) >= sequence.request.prompt_tokens - 1:
         message = input_logprobs(sequence.request.prompt_ids, rich.prompt_logprobs)
-        fields += b"%b%b%b" % (VARINT[prompt_field << 3 | 2], VARINT[len(message)], message)
+        fields += b"".join((VARINT[prompt_field << 3 | 2], VARINT[len(message)], message))
     return fields
 
 
 def output_logprobs(columns: Columns, start: int, stop: int) -> bytes:
-    """OutputLogProbs: the value and id of each token, and its k most likely, the likeliest first."""
+    """OutputLogProbs: the value and id of each token, and its k most likely, the likeliest first.
+
+    Chunks come in order, and the terminal repeats them all: each row is rendered once.
+    """
     width = columns.width
-    if stop - start == 1:
-        at = start * width
-        ids = VARINT[columns.ids[at]]
-        head = b"\x0a\x04%b\x12%b%b" % (bytes(columns.values[at * 4 : at * 4 + 4]), VARINT[len(ids)], ids)
-        return head + _top(columns, start) if width > 1 else head
-    values = b"".join([columns.values[row * width * 4 : row * width * 4 + 4] for row in range(start, stop)])
-    ids = b"".join([VARINT[columns.ids[row * width]] for row in range(start, stop)])
-    return b"\x0a%b%b\x12%b%b%b" % (
-        VARINT[len(values)],
-        values,
-        VARINT[len(ids)],
-        ids,
-        b"".join([_top(columns, row) for row in range(start, stop)]) if width > 1 else b"",
-    )
+    first, end = start * width, stop * width
+    if width == 1:
+        values, tops = columns.values[first * 4 : end * 4], b""
+        ids = b"".join(varints(columns.ids[first:end]))
+    elif stop - start == 1:
+        ids, *others = varints(columns.ids[first:end])
+        floats = columns.values[first * 4 : end * 4]
+        tops = _top(others, floats[4:])
+        if columns.rendered_rows == start:
+            columns.rendered += tops
+            columns.rendered_rows = stop
+        return b"".join((b"\x0a\x04", floats[:4], b"\x12", VARINT[len(ids)], ids, tops))
+    else:
+        ids = b"".join(varints(columns.ids[first:end:width]))
+        values = bytearray(memoryview(columns.values).cast("f")[first:end:width])
+        ready = columns.rendered if start == 0 else b""
+        rows = range(columns.rendered_rows if ready else start, stop)
+        tops = b"".join((ready, *(_top_of(columns, row) for row in rows)))
+    if width > 1 and columns.rendered_rows == start:
+        columns.rendered += tops
+        columns.rendered_rows = stop
+    return b"".join((b"\x0a", VARINT[len(values)], values, b"\x12", VARINT[len(ids)], ids, tops))
 
 
 def input_logprobs(prompt: list[int], columns: Columns) -> bytes:
@@ -196,21 +211,21 @@ def input_logprobs(prompt: list[int], columns: Columns) -> bytes:
     tops = [b"\x1a\x00"]
     for row in range(len(prompt) - 1):
         start = row * width * 4
-        values.append(b"\x0a\x05\x0d%b" % bytes(columns.values[start : start + 4]))
-        tops.append(_top(columns, row))
+        values.append(b"\x0a\x05\x0d%b" % columns.values[start : start + 4])
+        tops.append(_top_of(columns, row))
     top = b"".join(tops) if width > 1 else b""
     return b"%b\x12%b%b%b" % (b"".join(values), VARINT[len(ids)], ids, top)
 
 
-def _top(columns: Columns, row: int) -> bytes:
-    """One TopLogProbs as field 3: the row's columns 1 to k."""
+def _top_of(columns: Columns, row: int) -> bytes:
     width = columns.width
     start, stop = row * width + 1, (row + 1) * width
-    ids = b"".join([VARINT[token] for token in columns.ids[start:stop]])
-    body = b"\x0a%b%b\x12%b%b" % (
-        VARINT[(stop - start) * 4],
-        bytes(columns.values[start * 4 : stop * 4]),
-        VARINT[len(ids)],
-        ids,
-    )
-    return b"\x1a%b%b" % (VARINT[len(body)], body)
+    return _top(varints(columns.ids[start:stop]), columns.values[start * 4 : stop * 4])
+
+
+def _top(ids: list[bytes], values: bytearray) -> bytes:
+    """One TopLogProbs as field 3, of varints and packed floats."""
+    packed = b"".join(ids)
+    varint = VARINT
+    body = b"".join((b"\x0a", varint[len(values)], values, b"\x12", varint[len(packed)], packed))
+    return b"".join((b"\x1a", varint[len(body)], body))

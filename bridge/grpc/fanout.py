@@ -23,6 +23,15 @@ class Outlet(NamedTuple):
     connection: Connection
 
 
+def send_one(send: Callable[[int, bytes], None], stream_id: int, framed: bytes, connection: Connection) -> None:
+    """As `send_each`, for one call."""
+    try:
+        send(stream_id, framed)
+    except connection.errors:
+        return
+    connection.mark_dirty()
+
+
 def send_each(
     sends: Iterable[Callable[[int, bytes], None]],
     stream_ids: Iterable[int],

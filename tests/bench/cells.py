@@ -54,7 +54,7 @@ def with_stop(server: Server) -> Figures:
 
 def one_stream(server: Server) -> Figures:
     """CPU microseconds a token of a single stream, steps of 2 ms."""
-    cost, _ = _cost(server, Load(port=0, concurrency=1, tokens=1500), 2000)
+    cost, _ = _cost(server, Load(port=0, concurrency=1, tokens=3000), 2000)
     return {"one_stream": cost}
 
 

@@ -10,7 +10,8 @@ import msgspec
 from bridge.wire.codec import Load, Reply
 from bridge.wire.errors import WireError
 from bridge.wire.layout import Field, Layouts, decoder_struct
-from bridge.wire.vllm.outputs import VllmStep, decoded, raw_view
+from bridge.wire.tensors import raw_view
+from bridge.wire.vllm.outputs import VllmStep, decoded
 
 DEATH = b"ENGINE_CORE_DEAD"
 """The only frame of the last message of an engine that caught its own fatal error; a killed one sends nothing."""

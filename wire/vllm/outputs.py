@@ -14,7 +14,8 @@ import msgspec
 from bridge.wire.codec import Finish, Logprobs
 from bridge.wire.errors import WireError
 from bridge.wire.layout import Field, Layouts, decoder_struct
-from bridge.wire.tensors import RAW_VIEW, Tensor, read_tensor
+from bridge.wire.tensors import Tensor, raw_view, read_tensor
+from bridge.wire.vllm.logprobs import LogprobsReader
 
 OUTPUT = "EngineCoreOutput"
 OUTPUTS = "EngineCoreOutputs"
@@ -22,8 +23,8 @@ OUTPUTS = "EngineCoreOutputs"
 OUTPUT_FIELDS = (
     Field("request_id", str),
     Field("new_token_ids", list[int]),
-    Field("new_logprobs", Any, None),
-    Field("new_prompt_logprobs_tensors", Any, None),
+    Field("new_logprobs", msgspec.Raw, None),
+    Field("new_prompt_logprobs_tensors", msgspec.Raw, None),
     Field("pooling_output", Any, None),
     Field("finish_reason", int | None, None),
     Field("stop_reason", int | str | None, None),
@@ -45,9 +46,6 @@ _FINISH = {
     REPETITION: Finish.STOP,
 }
 """Repetition is a stop that the request itself asked for, through `repetition_detection`."""
-
-_LISTS = ("LogprobsLists", "sampled_token_ranks")
-_TENSORS = ("LogprobsTensors", "selected_token_ranks")
 
 
 class VllmStep(msgspec.Struct, gc=False):
@@ -73,7 +71,7 @@ class OutputReader:
     Everything raises `WireError`, and nothing else, for bytes that do not fit. Pickles (ext types 1 and 2) do not fit.
     """
 
-    __slots__ = ("_decode", "_logprobs")
+    __slots__ = ("_decode", "_prompt_rows", "_rows")
 
     def __init__(self, layouts: Layouts) -> None:
         output = decoder_struct(layouts, OUTPUT, OUTPUT_FIELDS)
@@ -90,7 +88,8 @@ class OutputReader:
             ),
         )
         self._decode = msgspec.msgpack.Decoder(outputs, ext_hook=raw_view).decode
-        self._logprobs = {kind: _positions(layouts, *kind) for kind in (_LISTS, _TENSORS)}
+        self._rows = _reader(layouts, "LogprobsLists", "sampled_token_ranks")
+        self._prompt_rows = _reader(layouts, "LogprobsTensors", "selected_token_ranks")
 
     def step(self, frames: Sequence[Any]) -> VllmStep:
         if not frames:
@@ -129,14 +128,14 @@ class OutputReader:
 
     def logprobs(self, step: VllmStep, delta: Any) -> Logprobs | None:
         """One row for each of the delta's `new_token_ids`, when the request asked for logprobs."""
-        found = self._read_logprobs(delta.new_logprobs, _LISTS, step.frames)
-        if found is not None and found.token_ids.shape[0] != len(delta.new_token_ids):
-            raise WireError(f"{len(delta.new_token_ids)} tokens came with {found.token_ids.shape[0]} rows of logprobs")
+        found = self._rows.read(delta.new_logprobs, step.frames)
+        if found is not None and len(found.ranks) != len(delta.new_token_ids):
+            raise WireError(f"{len(delta.new_token_ids)} tokens came with {len(found.ranks)} rows of logprobs")
         return found
 
     def prompt_logprobs(self, step: VllmStep, delta: Any) -> Logprobs | None:
         """One row for each prompt token but the first, once the prompt is computed, when the request asked for them."""
-        return self._read_logprobs(delta.new_prompt_logprobs_tensors, _TENSORS, step.frames)
+        return self._prompt_rows.read(delta.new_prompt_logprobs_tensors, step.frames)
 
     def pooled(self, step: VllmStep, delta: Any) -> Tensor | None:
         """The result of a pooling request."""
@@ -157,47 +156,6 @@ class OutputReader:
         accepted = sum(number * count for number, count in enumerate(histogram))
         return accepted, int(found.get("num_draft_tokens") or 0)
 
-    def _read_logprobs(self, form: Any, kind: tuple[str, str], frames: Sequence[Any]) -> Logprobs | None:
-        if form is None:
-            return None
-        positions = self._logprobs[kind]
-        found = _inline(form, positions)
-        if found is not None:
-            return found
-        if not isinstance(form, list) or len(form) <= max(positions):
-            raise WireError(f"{kind[0]} is an array with at least {max(positions) + 1} elements")
-        token_ids, values, ranks = (read_tensor(form[position], frames) for position in positions)
-        if len(token_ids.shape) != 2 or values.shape != token_ids.shape or ranks.shape != token_ids.shape[:1]:
-            shapes = f"{list(token_ids.shape)}, {list(values.shape)} and {list(ranks.shape)}"
-            raise WireError(f"{kind[0]} has tensors of the shapes {shapes}, which do not fit each other")
-        return Logprobs(token_ids, values, ranks)
-
-
-def _inline(form: Any, positions: tuple[int, ...]) -> Logprobs | None:
-    """Rows as vLLM sends those of a few tokens (0.27 to 0.33: int32, float32, int64, inline); None for any other form."""
-    try:
-        (ids_type, ids_shape, ids), (type_, shape, values), (ranks_type, ranks_shape, ranks) = (
-            form[positions[0]],
-            form[positions[1]],
-            form[positions[2]],
-        )
-        rows, width = shape
-        cells = rows * width * 4
-        if (
-            (ids_type, type_, ranks_type) == ("<i4", "<f4", "<i8")
-            and ids_shape == shape
-            and ranks_shape == [rows]
-            and cells > 0
-            and type(ids) is type(values) is type(ranks) is memoryview
-            and ids.nbytes == values.nbytes == cells
-            and ranks.nbytes == rows * 8
-        ):
-            both = (rows, width)
-            return Logprobs(Tensor("<i4", both, ids), Tensor("<f4", both, values), Tensor("<i8", (rows,), ranks))
-    except (TypeError, ValueError, IndexError):
-        return None
-    return None
-
 
 def decoded(decode: Any, data: Any, what: str) -> Any:
     """`decode(data)`, with every way in which bytes can be wrong turned into `WireError`."""
@@ -207,15 +165,8 @@ def decoded(decode: Any, data: Any, what: str) -> Any:
         raise WireError(f"{what} does not fit the engine's layout: {error}") from None
 
 
-def raw_view(code: int, data: memoryview) -> memoryview:
-    """Ext hook: tensor bytes are a view into the message; any other ext type is refused, pickles above all."""
-    if code != RAW_VIEW:
-        raise WireError(f"an engine message has msgpack ext type {code}; only {RAW_VIEW} (raw bytes) is read")
-    return data
-
-
-def _positions(layouts: Layouts, struct: str, ranks: str) -> tuple[int, ...]:
-    return layouts.positions(struct, ("logprob_token_ids", "logprobs", ranks))
+def _reader(layouts: Layouts, struct: str, ranks: str) -> LogprobsReader:
+    return LogprobsReader(struct, layouts.positions(struct, ("logprob_token_ids", "logprobs", ranks)))
 
 
 def _error_text(error: Any) -> str | None:
