@@ -7,6 +7,7 @@ answered the handshake.
 from __future__ import annotations
 
 import enum
+import struct
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -125,6 +126,13 @@ class Logprobs(msgspec.Struct, frozen=True, gc=False):
     token_ids: Sequence[int]
     values: bytes
     ranks: Sequence[int]
+
+    def rows(self) -> list[tuple[list[int], list[float]]]:
+        """(ids, values) of each row."""
+        width, count = self.width, len(self.ranks)
+        values = struct.unpack(f"<{count * width}f", self.values)
+        cuts = [slice(start, start + width) for start in range(0, count * width, width)] if width else []
+        return [(list(self.token_ids[cut]), list(values[cut])) for cut in cuts]
 
 
 class Delta(Protocol):

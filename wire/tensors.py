@@ -150,6 +150,14 @@ def tensor_of(dtype: str, shape: Sequence[int], values: Sequence[int | float]) -
     return Tensor(dtype, tuple(shape), memoryview(packed))
 
 
+def packed_floats(values: Sequence[float]) -> bytes:
+    """Numbers as float32 in little-endian order; raises `WireError` for one that does not fit."""
+    try:
+        return struct.pack(f"<{len(values)}f", *values)
+    except (struct.error, OverflowError) as error:
+        raise WireError(f"a value does not fit a float32: {error}") from None
+
+
 def _format(dtype: str) -> tuple[str, bool]:
     """(format code, whether the bytes are in the other byte order) of a dtype; raises `WireError` when unknown."""
     code = _CODES.get(dtype)

@@ -211,7 +211,7 @@ def input_logprobs(prompt: list[int], columns: Columns) -> bytes:
     tops = [b"\x1a\x00"]
     for row in range(len(prompt) - 1):
         start = row * width * 4
-        values.append(b"\x0a\x05\x0d%b" % columns.values[start : start + 4])
+        values.append(b"\x0a\x05\x0d" + columns.values[start : start + 4])
         tops.append(_top_of(columns, row))
     top = b"".join(tops) if width > 1 else b""
     return b"%b\x12%b%b%b" % (b"".join(values), VARINT[len(ids)], ids, top)

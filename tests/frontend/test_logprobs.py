@@ -12,7 +12,6 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from bridge.contracts.vllm_render import output_logprobs
 from bridge.logprobs import Columns
-from bridge.wire.codec import Logprobs
 from bridge.wire.errors import WireError
 from bridge.wire.tensors import RAW_VIEW
 from bridge.wire.vllm.logprobs import LogprobsReader

@@ -14,7 +14,7 @@ import msgspec
 
 from bridge.wire.codec import Finish, Load, Logprobs, Reply
 from bridge.wire.errors import WireError
-from bridge.wire.tensors import Tensor, tensor_of
+from bridge.wire.tensors import Tensor, packed_floats, tensor_of
 
 RUNNING, STOP, LENGTH, ABORT = "", "stop", "length", "abort"
 """Values of `finished_reasons`."""
@@ -287,8 +287,4 @@ def _columns(values: Any, ids: Any, tops: Any, top_ids: Any) -> Logprobs:
         flat_ids += top_id
         flat.append(value)
         flat += top
-    return Logprobs(
-        tensor_of("int32", (count, width), flat_ids),
-        tensor_of("float32", (count, width), flat),
-        tensor_of("int64", (count,), [0] * count),
-    )
+    return Logprobs(width, flat_ids, packed_floats(flat), [0] * count)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import struct
 import sys
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ import msgspec
 
 from bridge.wire.codec import Logprobs
 from bridge.wire.errors import WireError
-from bridge.wire.tensors import INLINE_BELOW, RAW_VIEW, Tensor, raw_view, read_tensor
+from bridge.wire.tensors import INLINE_BELOW, RAW_VIEW, Tensor, packed_floats, raw_view, read_tensor
 
 FORMS = 64
 """Forms of one row that a reader remembers: one for each width that travels inside the main frame, and some."""
@@ -67,7 +66,7 @@ class LogprobsReader:
         form = row_form(raw, given, positions)
         if form is not None and len(self._forms) < FORMS:
             self._forms[len(raw)] = form
-        return Logprobs(token_ids.shape[1], token_ids.values(), _float32(values), ranks.values())
+        return Logprobs(token_ids.shape[1], token_ids.values(), _floats(values), ranks.values())
 
 
 class RowForm:
@@ -117,11 +116,7 @@ def row_form(raw: bytes, given: list[Any], positions: tuple[int, ...]) -> RowFor
     return RowForm(width, (parts[0], parts[1], parts[2], rest))
 
 
-def _float32(values: Tensor) -> bytes:
-    """The elements as float32 in little-endian order."""
+def _floats(values: Tensor) -> bytes:
     if values.dtype in ("<f4", "float32") and sys.byteorder == "little":
         return bytes(values.data)
-    packed = array("f", values.values())
-    if sys.byteorder != "little":
-        packed.byteswap()
-    return packed.tobytes()
+    return packed_floats(values.values())

@@ -66,11 +66,10 @@ def test_log_probabilities_are_rows_of_the_token_and_its_likeliest(version: str)
     first, second = step.outputs
     rows = codec.logprobs(step, first)
     assert rows is not None
-    assert rows.token_ids.rows() == [[11, 11, 4], [12, 5, 12]]
-    assert rows.values.rows() == [[-0.5, -0.5, -2.0], [-1.25, -1.0, -1.25]]
+    assert rows.rows() == [([11, 11, 4], [-0.5, -0.5, -2.0]), ([12, 5, 12], [-1.25, -1.0, -1.25])]
     prompt = codec.prompt_logprobs(step, first)
     assert prompt is not None
-    assert (prompt.token_ids.rows(), prompt.values.rows()) == ([[15043, 15043, 6]], [[-2.5, -2.5, -3.5]])
+    assert prompt.rows() == [([15043, 15043, 6], [-2.5, -2.5, -3.5])]
     assert scores(first).scored == [([-3.0, -4.0], [7, 8]), ([-5.0, -6.0], [7, 8])]
     assert codec.logprobs(step, second) is None and codec.prompt_logprobs(step, second) is None
     assert scores(second).scored == []
