@@ -75,7 +75,7 @@ class RankedColumns(Columns):
 
     def extend(self, rows: Logprobs, count: int) -> None:
         super().extend(rows, count)
-        self.ranks += rows.ranks.values()[:count]
+        self.ranks += rows.ranks[:count]
 
 
 class IdsSink:
