@@ -53,6 +53,12 @@ def vllm_python() -> Path:
 
 
 @pytest.fixture(scope="session")
+def sglang_python() -> Path:
+    """The interpreter that has SGLang 0.5.23 (CPU, kernels stood in for) and the bridge."""
+    return _built("sglang", ".envs/sglang/bin/python")
+
+
+@pytest.fixture(scope="session")
 def smg_binary() -> Path:
     """The `smg` command of SMG 1.13."""
     return _built("smg", ".envs/smg/bin/smg")
