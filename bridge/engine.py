@@ -45,15 +45,30 @@ class State(enum.Enum):
 class RankView:
     """One rank: its identity, ready map and last known load."""
 
-    __slots__ = ("hits", "identity", "index", "load", "queries", "ready")
+    __slots__ = ("_load", "_read", "identity", "index", "ready", "unread")
 
-    def __init__(self, identity: bytes, ready: dict[str, Any]) -> None:
+    def __init__(self, identity: bytes, ready: dict[str, Any], read: Callable[[Any], Load | None]) -> None:
+        """`read` takes the load out of a step, or raises `WireError`."""
         self.identity = identity
         self.index = int.from_bytes(identity, "little")
         self.ready = ready
-        self.load = Load(rank=self.index)
-        self.queries = 0
-        self.hits = 0
+        self.unread: Any = None
+        """The last step that carried this rank's load, until somebody asks."""
+        self._read = read
+        self._load = Load(rank=self.index)
+
+    @property
+    def load(self) -> Load:
+        step, self.unread = self.unread, None
+        if step is not None:
+            try:
+                self._load = self._read(step) or self._load
+            except WireError as error:
+                log.warning("rank %d: %s", self.index, error)
+        return self._load
+
+    def take(self, load: Load) -> None:
+        self._load, self.unread = load, None
 
 
 class Engine:
@@ -106,8 +121,9 @@ class Engine:
 
     def up(self, ranks: Sequence[tuple[bytes, dict[str, Any]]], facts: Facts) -> None:
         """Every rank answered and the facts are known; raises `LayoutError` when no codec fits the engine."""
-        self.ranks = [RankView(identity, ready) for identity, ready in sorted(ranks)]
-        self._codec = codec_for(self.name, self.ranks[0].ready, facts.layouts, self.slot.index)
+        up = sorted(ranks)
+        codec = self._codec = codec_for(self.name, up[0][1], facts.layouts, self.slot.index)
+        self.ranks = [RankView(identity, ready, codec.load) for identity, ready in up]
         self._facts = facts
         self._table = RequestTable(
             self._codec,
@@ -229,12 +245,10 @@ class Engine:
     # -- load --------------------------------------------------------------------------------------------------------
 
     def take_load(self, load: Load) -> None:
-        """Load figures of one rank, from this slot's steps or from slot 0's by way of the supervisor."""
+        """Load figures of one rank that reached slot 0, by way of the supervisor."""
         for rank in self.ranks:
             if rank.index == load.rank:
-                rank.load = load
-                rank.queries += load.prefix_queries
-                rank.hits += load.prefix_hits
+                rank.take(load)
 
     def tokens_per_second(self) -> float:
         """Output tokens a second since the previous reading at least a second ago; O(live requests)."""
@@ -285,9 +299,10 @@ class Engine:
                 meters.rendered(began, len(steps))
 
     def _take_extras(self, codec: Codec, step: Any) -> None:
-        load = codec.load(step)
-        if load is not None:
-            self.take_load(load)
+        if codec.has_load(step):
+            for rank in self.ranks:
+                if rank.index == step.engine_index:
+                    rank.unread = step
         reply = codec.reply(step)
         if reply is not None:
             future = self._calls.pop(reply.call_id, None)

@@ -283,6 +283,8 @@ class RequestTable:
         """Live sequences by rank."""
         self.waiting_prompt_tokens: dict[bytes, int] = {}
         """Prompt tokens by rank of sequences that have no output yet."""
+        self._prefix_cache: dict[bytes, tuple[int, int]] = {}
+        """By rank, of the prompts that were computed: tokens found in the prefix cache, and all."""
         self.on_idle: Callable[[], None] | None = None
 
     def __len__(self) -> int:
@@ -296,6 +298,11 @@ class RequestTable:
     def tokens_out(self) -> int:
         """Output tokens received since the start; O(live requests), so that steps pay nothing for it."""
         return self._tokens_ended + sum(len(sequence.output_ids) for sequence in self._live.values())
+
+    def cache_hit_rate(self, rank: bytes) -> float:
+        """The part in [0, 1] of this front end's prompt tokens that `rank` found in its prefix cache."""
+        found, asked = self._prefix_cache.get(rank, (0, 0))
+        return found / asked if asked else 0.0
 
     # -- admission ---------------------------------------------------------------------------------------------------
 
@@ -527,6 +534,8 @@ class RequestTable:
         cached = self._codec.cached_tokens(delta)
         if cached is not None:
             sequence.cached_tokens = cached
+        found, asked = self._prefix_cache.get(sequence.rank, (0, 0))
+        self._prefix_cache[sequence.rank] = found + sequence.cached_tokens, asked + sequence.request.prompt_tokens
         if self._meters is not None:
             self._meters.first(sequence)
 

@@ -144,17 +144,12 @@ class Delta(Protocol):
 
 
 class Load(msgspec.Struct, kw_only=True, gc=False):
-    """Scheduler load of one rank. `kv_cache_usage` is a fraction in [0, 1].
-
-    `prefix_queries` and `prefix_hits` count tokens looked up in and served from the prefix cache since the last report.
-    """
+    """Scheduler load of one rank. `kv_cache_usage` is a fraction in [0, 1]."""
 
     rank: int = 0
     running: int = 0
     waiting: int = 0
     kv_cache_usage: float = 0.0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
 
 
 class Reply(msgspec.Struct, gc=False):
@@ -192,6 +187,10 @@ class Codec(Protocol):
 
     def step(self, frames: Sequence[Any]) -> Any:
         """Decode one output message to a `Step`; raises `WireError` when it cannot."""
+        ...
+
+    def has_load(self, step: Any) -> bool:
+        """Whether `load` has something to read; costs nothing, so that a step's load is read when it is asked for."""
         ...
 
     def load(self, step: Any) -> Load | None: ...

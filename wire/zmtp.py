@@ -51,7 +51,16 @@ class PullPeer:
 
     def took(self, count: int) -> None:
         """`count` bytes are in what `room` returned. Raises `ZmtpError`: then the connection is of no use."""
-        self._end += count
+        end = self._end = self._end + count
+        if self._ready and not self._frames and len(self._buffer) == FIRST_CAPACITY:
+            # A step as it mostly comes: one whole message of one frame.
+            buffer = self._buffer
+            flags = buffer[0]
+            body = 2 if not flags else 9
+            if end == body + (_long_size.unpack_from(buffer, 1)[0] if flags else buffer[1]) and flags in (0, LONG):
+                self.messages.append([bytes(memoryview(buffer)[body:end])])
+                self._end = 0
+                return
         start = self._greeting() if not self._greeted else 0
         if self._greeted:
             self._keep(*self._read(start))

@@ -336,7 +336,7 @@ class VllmEngine:
                     max_total_num_tokens=capacity,
                     token_usage=load.kv_cache_usage,
                     gen_throughput=rate,
-                    cache_hit_rate=rank.hits / rank.queries if rank.queries else 0.0,
+                    cache_hit_rate=table.cache_hit_rate(rank.identity),
                     utilization=load.running / seats if seats else 0.0,
                     max_running_requests=seats,
                     num_waiting_uncached_tokens=table.waiting_prompt_tokens.get(rank.identity, 0),

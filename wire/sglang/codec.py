@@ -46,6 +46,9 @@ class SglangCodec:
     def step(self, frames: Sequence[Any]) -> SglangStep:
         return self._outputs.step(frames)
 
+    def has_load(self, step: SglangStep) -> bool:
+        return self._outputs.has_load(step)
+
     def load(self, step: SglangStep) -> Load | None:
         return self._outputs.load(step)
 

@@ -150,6 +150,9 @@ class OutputReader:
         )
         return SglangStep(outputs, message.engine_index, message)
 
+    def has_load(self, step: SglangStep) -> bool:
+        return not isinstance(step.message, ControlReplySlim)
+
     def load(self, step: SglangStep) -> Load | None:
         """The rank's load, at most 50 ms old; replies to control calls carry none."""
         message = step.message

@@ -49,6 +49,9 @@ class VllmCodec:
     def step(self, frames: Sequence[Any]) -> VllmStep:
         return self._outputs.step(frames)
 
+    def has_load(self, step: VllmStep) -> bool:
+        return self._control.has_load(step)
+
     def load(self, step: VllmStep) -> Load | None:
         return self._control.load(step)
 

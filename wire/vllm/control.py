@@ -95,16 +95,19 @@ class ControlReader:
         self._utility = msgspec.msgpack.Decoder(reply, ext_hook=raw_view).decode
         self._stats = msgspec.msgpack.Decoder(_Stats).decode
 
+    def has_load(self, step: VllmStep) -> bool:
+        raw = step.scheduler_stats
+        return raw is not None and bytes(raw) != _NIL
+
     def load(self, step: VllmStep) -> Load | None:
         """The rank's load after this step, None when the step carries none.
 
         `waiting` counts the requests the scheduler put off (`num_skipped_waiting_reqs`) too, as vLLM's own metrics do.
         The engine sends statistics to one front end only, and none with --disable-log-stats.
         """
-        raw = step.scheduler_stats
-        if raw is None or bytes(raw) == _NIL:
+        if not self.has_load(step):
             return None
-        stats = cast(_Stats, decoded(self._stats, raw, "a step's scheduler_stats"))
+        stats = cast(_Stats, decoded(self._stats, step.scheduler_stats, "a step's scheduler_stats"))
         return Load(
             rank=step.engine_index,
             running=stats.num_running_reqs,
