@@ -115,8 +115,11 @@ class Guard:
         self._check_ids("input_ids", ids)
         return ids
 
-    def check(self, prompt: list[int], ask: Ask) -> Sampling:
-        """The values to send for a prompt of token ids; raises `Refusal` naming the field, the value and the limit."""
+    def check(self, prompt: list[int], ask: Ask, called: Mapping[str, str] = {}) -> Sampling:
+        """The values to send for a prompt of token ids; raises `Refusal` naming the field, the value and the limit.
+
+        `called` has the contract's own names of fields where they differ.
+        """
         if not self._facts.is_generation:
             raise Refusal(Code.FAILED_PRECONDITION, f"{self._facts.served_model_name} embeds; it does not generate")
         room = self.room(len(prompt))
@@ -131,12 +134,13 @@ class Guard:
         for name, rule in self._rules.items():
             value = getattr(ask, name)
             if value is not None and not rule.allows(value):
-                raise invalid(name, value, rule.limit)
+                raise invalid(called.get(name, name), value, rule.limit)
         facts = self._facts
         max_tokens = min(self._pick(ask, "max_tokens", room), room)
         min_tokens = self._pick(ask, "min_tokens", 0)
         if min_tokens > max_tokens:
-            raise invalid("min_tokens", min_tokens, f"at most max_tokens, which is {max_tokens} in this context")
+            limit = f"at most {called.get('max_tokens', 'max_tokens')}, which is {max_tokens} in this context"
+            raise invalid(called.get("min_tokens", "min_tokens"), min_tokens, limit)
         stop_ids = self._stop_ids(ask)
         held_back = len({*stop_ids, *self._eos})
         if min_tokens and held_back > self._max_held_back:

@@ -138,6 +138,8 @@ class OutputReader:
             raise WireError(
                 f"{count} requests came with {len(reasons)} finish reasons and {len(tokens or ())} rows of ids"
             )
+        if tokens is not None and ABORT in reasons:
+            tokens = _without_refused(tokens, message)
         outputs = list(
             map(
                 SglangDelta,
@@ -234,6 +236,16 @@ class OutputReader:
         batch = delta.batch
         vector = _cell(batch.embeddings, delta.row) if isinstance(batch, BatchEmbeddingSlimOutput) else None
         return tensor_of("float32", (len(vector),), vector) if vector else None
+
+
+def _without_refused(tokens: list[list[int]], message: Any) -> list[list[int]]:
+    """A refused request is run for one step on a placeholder: what it samples there is no output (0.5.18 to 0.5.23)."""
+    statuses = message.finished_status
+    if statuses is None:
+        return tokens
+    if len(statuses) != len(tokens):
+        raise WireError(f"{len(tokens)} requests came with {len(statuses)} statuses")
+    return [_NO_TOKENS if status is not None else ids for ids, status in zip(tokens, statuses, strict=True)]
 
 
 class Scores(msgspec.Struct, gc=False):
