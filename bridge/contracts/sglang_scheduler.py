@@ -119,7 +119,7 @@ class SglangScheduler:
             stream=message.stream,
             arrived=arrived,
             stop_ids=sampling.stop_token_ids,
-            receiving=native.transfer is not None and self._argument("disaggregation_mode") == "decode",
+            receiving=native.transfer is not None and self._mode() == "decode",
         )
         if start != NO_PROMPT_LOGPROBS:
             request.prompt_ids = ids[start:]
@@ -141,7 +141,7 @@ class SglangScheduler:
         call.on_writable = partial(table.resume, request)
 
     def _argument(self, name: str) -> Any:
-        """A launch argument of the engine; None when it is not known, as under `attach`."""
+        """A launch argument of the engine that is not SGLang's default; None as well when none is known (`attach`)."""
         return self._engine.facts.server_args.get(name)
 
     def _refuse_unsupported(self, message: pb.GenerateRequest) -> None:
@@ -162,13 +162,16 @@ class SglangScheduler:
             self._engine.ranks[0].ready.get("supports_lora") or self._engine.facts.supports_lora
         ):
             raise _not_started_with("lora_id", "--enable-lora")
-        if message.HasField("disaggregated_params") and self._argument("disaggregation_mode") in ("", "null"):
+        if message.HasField("disaggregated_params") and arguments and self._mode() == "null":
             raise _not_started_with("disaggregated_params", "--disaggregation-mode prefill or decode")
         if not message.return_logprob:
             for field in ("top_logprobs_num", "token_ids_logprob"):
                 value = getattr(message, field)
                 if value:
                     raise invalid(field, value, "unset without return_logprob")
+
+    def _mode(self) -> str:
+        return str(self._argument("disaggregation_mode") or "null")
 
     def _returns_hidden_states(self) -> bool:
         mode = self._argument("return_hidden_states_mode")
@@ -253,7 +256,7 @@ class SglangScheduler:
             tokenizer_path=facts.tokenizer_path,
             is_generation=facts.is_generation,
             preferred_sampling_params=preferred if isinstance(preferred, str) else json.dumps(preferred),
-            weight_version=str(self._argument("weight_version") or ""),
+            weight_version=str(self._argument("weight_version") or "default"),
             served_model_name=facts.served_model_name,
             max_context_length=self._context.guard.max_model_len,
             vocab_size=facts.vocab_size,
@@ -313,9 +316,8 @@ class SglangScheduler:
         if wanted is not None:
             engine.pinned_rank("dp_rank", wanted)
         rate = engine.tokens_per_second() / len(engine.ranks)
-        mode = str(self._argument("disaggregation_mode") or "null")
         loads = [
-            load_of(rank, waiting.get(rank.identity, 0), rate, sections, mode)
+            load_of(rank, waiting.get(rank.identity, 0), rate, sections, self._mode())
             for rank in engine.ranks
             if wanted is None or rank.index == wanted
         ]
