@@ -118,7 +118,7 @@ def exposition(families: Iterable[Family]) -> str:
             reached = 0
             for bound, count in zip([*family.bounds, float("inf")], sample.counts, strict=True):
                 reached += count
-                up_to = f'le="{_number(bound)}"'
+                up_to = 'le="+Inf"' if bound == float("inf") else f'le="{float(bound)!r}"'
                 lines.append(f"{family.name}_bucket{_braced([*pairs, up_to])} {reached}")
             lines.append(f"{family.name}_sum{_braced(pairs)} {_number(sample.value)}")
             lines.append(f"{family.name}_count{_braced(pairs)} {reached}")
@@ -130,8 +130,6 @@ def _braced(pairs: Sequence[str]) -> str:
 
 
 def _number(value: float) -> str:
-    if value == float("inf"):
-        return "+Inf"
     return str(int(value)) if value == int(value) and abs(value) < 1 << 53 else repr(float(value))
 
 

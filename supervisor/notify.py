@@ -91,4 +91,7 @@ class Notifier:
             log.debug("systemd does not read its notify socket; %s was dropped", assignments[0])
         except OSError as error:
             self._broken = True
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
             log.warning("systemd's notify socket %s cannot be reached: %s", self._address, error.strerror)
