@@ -1,4 +1,4 @@
-"""`headless-bridge`: serve | attach | chat | sim | doctor.
+"""`headless-bridge`: serve | attach | reload | chat | sim | doctor.
 
 Nothing heavy is imported before the subcommand is known: `--help` stays under 200 ms.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bridge import __version__
-from bridge.flags import ATTACH, FRONT_END, SERVE, Flag, Values, describe, folders_of, resolve, without_meaning
+from bridge.flags import ATTACH, FRONT_END, RELOAD, SERVE, Flag, Values, describe, folders_of, resolve, without_meaning
 from bridge.supervisor.engines import NAMES
 from bridge.supervisor.errors import EXIT_REQUESTED, SupervisorError, UsageError, tell
 
@@ -20,6 +20,7 @@ USAGE = f"""headless-bridge {__version__}: runs an LLM engine headless and serve
 usage:
   headless-bridge serve ENGINE [MODEL] [flags] [any engine flag]   start an engine and serve it
   headless-bridge attach ENGINE MODEL_DIR [flags]                  serve an engine that somebody else starts
+  headless-bridge reload [--state-dir FOLDER]                      replace the front end, e.g. by newly installed code
   headless-bridge chat grpc://HOST:PORT [flags]                    talk to a worker
   headless-bridge sim --zmq-handshake-address ADDRESS [flags]      a simulated engine behind anybody's gateway
   headless-bridge doctor [ENGINE [MODEL] [flags]]                  versions, layouts, ports, and what would run
@@ -50,6 +51,14 @@ does not have to be installed here.
 flags:
 """
 
+RELOAD_HELP = """usage: headless-bridge reload [flags]
+
+Replaces the front end of a running `serve` by one that runs the code installed now, on the same engine and listeners;
+SIGHUP to the supervisor does the same. Returns once the old front end has finished its streams.
+
+flags:
+"""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the exit code: 0 done or stopped on request, 1 failed, 2 wrong usage."""
@@ -67,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return serve(given)
             case "attach":
                 return attach(given)
+            case "reload":
+                return reload(given)
             case "chat":
                 from bridge.chat import main as chat
 
@@ -77,7 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 from bridge.doctor import main as doctor
 
                 return doctor(given)
-        raise UsageError(f"{command!r} is no command; choose serve, attach, chat, sim or doctor (--help tells more)")
+        raise UsageError(
+            f"{command!r} is no command; choose serve, attach, reload, chat, sim or doctor (--help tells more)"
+        )
     except SupervisorError as error:
         return tell(error)
     except KeyboardInterrupt:
@@ -94,7 +107,10 @@ def serve(arguments: list[str]) -> int:
 
     from bridge.contracts.names import contracts_for
     from bridge.exposure import tls_of
+    from bridge.supervisor.config import WarmUpLevel
+    from bridge.supervisor.liveness import LivenessLimits
     from bridge.supervisor.logs import configure
+    from bridge.supervisor.policy import Restart, RestartPolicy
     from bridge.supervisor.tree import ServeConfig, Supervisor
 
     configure(values["log_level"], values["log_format"])
@@ -116,6 +132,21 @@ def serve(arguments: list[str]) -> int:
         startup_timeout_s=values["startup_timeout_secs"],
         startup_ceiling_s=values["startup_ceiling_secs"],
         drain_s=values["drain_secs"],
+        stop_s=values["stop_secs"],
+        upgrade_drain_s=values["upgrade_drain_secs"],
+        warm_up=WarmUpLevel(values["warmup"]),
+        restart=RestartPolicy(
+            restart=Restart(values["restart"]),
+            limit=values["restart_limit"],
+            window_s=values["restart_window_secs"],
+            delay_s=values["restart_delay_secs"],
+            max_delay_s=values["restart_max_delay_secs"],
+        ),
+        liveness=LivenessLimits(
+            interval_s=values["liveness_secs"],
+            silence_s=values["silence_secs"],
+            prefill_tps=values["prefill_tokens_per_sec"],
+        ),
         metrics_host=values["metrics_host"],
         metrics_port=values["metrics_port"],
         options={key: values[key] for key in FRONT_END},
@@ -148,6 +179,22 @@ def tell_ignored(engine: str) -> None:
 
     for line in without_meaning(os.environ, engine):
         logging.getLogger(__name__).warning("%s", line)
+
+
+def reload(arguments: list[str]) -> int:
+    """`reload`: a new front end beside the old one, on the same engine and listeners."""
+    if "--help" in arguments or "-h" in arguments:
+        print(RELOAD_HELP + describe(RELOAD))
+        return EXIT_REQUESTED
+    values = resolve(RELOAD, arguments, os.environ, "")
+    if values.rest:
+        raise UsageError(f"reload takes no {values.rest[0]}; the engine and its flags stay as they are")
+    from bridge.supervisor.commands import find_folder, order
+
+    for line in order(find_folder(*folders_of(values)), "reload"):
+        print(line, flush=True)
+    print("the old front end is gone")
+    return EXIT_REQUESTED
 
 
 def asks_help(arguments: Sequence[str]) -> bool:

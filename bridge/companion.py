@@ -76,6 +76,10 @@ class Latch:
         self._path = Path(path) if path else None
         self.backend = self._read()
 
+    def open(self) -> None:
+        """Another engine starts, and nothing enforces constraints in it yet; its file is gone already."""
+        self.backend = self._read()
+
     def take(self, backend: str) -> str:
         """Make `backend` the one, unless there is one; returns the one there is."""
         if self._path is not None and not self.backend:

@@ -19,6 +19,7 @@ from bridge.grpc.status import Code
 from bridge.metrics import Meters
 from bridge.refusal import Refusal, invalid
 from bridge.requests import EngineCall, Request, RequestTable, Rich
+from bridge.supervisor.ledger import Ledger
 from bridge.wire.codec import Codec, Load, Reply
 from bridge.wire.companion import Facts
 from bridge.wire.engines import codec_for
@@ -85,10 +86,12 @@ class Engine:
         flush: Callable[[], None],
         on_death: Callable[[str], None],
         meters: Meters | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         """`cork` comes before a drain is rendered, and `flush` writes what was.
 
         `on_death(reason)` is called when the slot itself learns of the end. Without `meters` nothing is measured.
+        `ledger` keeps what is in flight for whoever cleans up after this process.
         """
         self.name = name
         self.slot = slot
@@ -103,6 +106,9 @@ class Engine:
         self._flush = flush
         self._on_death = on_death
         self._meters = meters
+        self._ledger = ledger
+        self.abort_elsewhere: Callable[[list[str]], None] = lambda request_ids: None
+        """Told of client ids to abort that are not in flight here: another front end of this engine may have them."""
         self._codec: Codec | None = None
         self._table: RequestTable | None = None
         self._facts: Facts | None = None
@@ -119,8 +125,18 @@ class Engine:
 
     # -- life --------------------------------------------------------------------------------------------------------
 
+    def loading(self, detail: str) -> None:
+        """An engine is being started; what the one before it sent is dropped."""
+        if self.state is State.DOWN:
+            self._readable()
+            self.state = State.LOADING
+        self.detail = detail
+
     def up(self, ranks: Sequence[tuple[bytes, dict[str, Any]]], facts: Facts) -> None:
-        """Every rank answered and the facts are known; raises `LayoutError` when no codec fits the engine."""
+        """Every rank answered and the facts are known: of the first engine, or of one that takes its place.
+
+        Raises `LayoutError` when no codec fits the engine.
+        """
         up = sorted(ranks)
         codec = self._codec = codec_for(self.name, up[0][1], facts.layouts, self.slot.index)
         self.ranks = [RankView(identity, ready, codec.load) for identity, ready in up]
@@ -132,7 +148,11 @@ class Engine:
             max_in_flight=self._max_in_flight,
             call_later=self._loop.call_later,
             meters=self._meters,
+            ledger=self._ledger,
+            counter=0 if self._table is None else self._table.counter,
         )
+        self._undecodable = 0
+        self._rate_tokens = 0
         for rank in self.ranks:
             self._table.per_rank[rank.identity] = 0
         self.state = State.UP
@@ -151,11 +171,17 @@ class Engine:
             if not future.done():
                 future.set_exception(Refusal(Code.UNAVAILABLE, f"the engine is gone: {reason}"))
         self._calls.clear()
+        self._codec = None
+        self._early.clear()
         self._flush()
 
     def close(self) -> None:
         self._loop.remove_reader(self.slot.output_fd)
         self.slot.close()
+
+    @property
+    def gone(self) -> bool:
+        return self.state is State.DOWN
 
     @property
     def table(self) -> RequestTable:
@@ -186,6 +212,30 @@ class Engine:
         return Refusal(Code.UNAVAILABLE, f"the engine is not ready: {self.detail}")
 
     # -- requests ----------------------------------------------------------------------------------------------------
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Abort requests by their clients' ids, those of sibling front ends too; raises `Refusal` unless up."""
+        table = self.table
+        unknown = [request_id for request_id in request_ids if not table.abort(request_id)]
+        if unknown:
+            self.abort_elsewhere(unknown)
+
+    def abort_here(self, request_ids: Sequence[str]) -> None:
+        """A sibling was asked to abort these and does not have them."""
+        if self.state is State.UP and self._table is not None:
+            for request_id in request_ids:
+                self._table.abort(request_id)
+            self._flush()
+
+    def work(self) -> list[tuple[int, int, int]]:
+        """(rank, sequences in flight, prompt tokens of those without output) for each rank."""
+        table = self._table
+        if self.state is not State.UP or table is None:
+            return []
+        return [
+            (rank.index, table.per_rank.get(rank.identity, 0), table.waiting_prompt_tokens.get(rank.identity, 0))
+            for rank in self.ranks
+        ]
 
     def choose_rank(self, session: str = "") -> bytes:
         """The rank with the fewest live requests here, the lower index on a tie; always the same one for a session."""
@@ -268,7 +318,8 @@ class Engine:
         if codec is None:
             # The engine connects before it is up; what it says so early (its death, at most) waits for the codec.
             while (frames := receive()) is not None:
-                early.append(frames)
+                if self.state is State.LOADING:
+                    early.append(frames)
             return
         steps = []
         for _ in range(STEPS_PER_WAKEUP):
@@ -278,7 +329,9 @@ class Engine:
             try:
                 step = codec.step(frames)
             except WireError as error:
-                self._undecodable_step(frames, error)
+                self._undecodable_step(codec, frames, error)
+                if self._codec is not codec:  # that was its end
+                    break
                 continue
             self._undecodable = 0
             if step.outputs:
@@ -286,7 +339,7 @@ class Engine:
             self._take_extras(codec, step)
         else:
             self._loop.call_soon(self._readable)
-        if steps and self._table is not None:
+        if steps and self._table is not None and self._codec is codec:
             self.last_receive_at = time.time()
             meters = self._meters
             began = 0.0 if meters is None else meters.clock()
@@ -309,10 +362,9 @@ class Engine:
             if future is not None and not future.done():
                 future.set_result(reply)
 
-    def _undecodable_step(self, frames: Sequence[Any], error: WireError) -> None:
+    def _undecodable_step(self, codec: Codec, frames: Sequence[Any], error: WireError) -> None:
         """The engine's last word, or a step that may have held anybody's tokens: then its requests cannot be trusted."""
-        assert self._codec is not None
-        if self._codec.is_death(frames):
+        if codec.is_death(frames):
             self._on_death("it reported its own death (see its log)")
             return
         self._undecodable += 1

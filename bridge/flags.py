@@ -55,6 +55,27 @@ def log_format(text: str) -> str:
     return text
 
 
+def rate(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError("must be 0 or more tokens a second; 0 is no extension")
+    return value
+
+
+def restart(text: str) -> str:
+    if text not in ("never", "on-failure", "always"):
+        raise ValueError("must be never, on-failure or always")
+    return text
+
+
+def warm_up(text: str) -> str:
+    if text == "full" or ":" in text or text.isdigit():
+        raise ValueError("is not supported: a warm-up is off or fast (one token)")
+    if text not in ("off", "fast"):
+        raise ValueError("must be off or fast")
+    return text
+
+
 @dataclass(frozen=True)
 class Flag:
     """One flag. `parse` raises ValueError with what the value must be. `peer` is a variable name with E for the engine."""
@@ -137,6 +158,40 @@ STATE = (
         "drain-secs", 5.0, "how long streams may finish after a stop signal", seconds, "S", "SMG_E_SERVICER_DRAIN_SECS"
     ),
 )
+LIFE = (
+    Flag("restart", "on-failure", "an engine that ends is started again: never, on-failure, always", restart, "WHEN"),
+    Flag("restart-limit", 5, "with on-failure: restarts in --restart-window-secs before the run ends", positive, "N"),
+    Flag("restart-window-secs", 600.0, "restarts this long ago are forgotten", some_seconds, "S"),
+    Flag("restart-delay-secs", 1.0, "before the first restart; each more waits twice as long", seconds, "S"),
+    Flag("restart-max-delay-secs", 60.0, "the longest of those waits", seconds, "S"),
+    Flag("liveness-secs", 5.0, "between calls that the engine's loop has to answer; 0 for none", seconds, "S"),
+    Flag(
+        "silence-secs",
+        300.0,
+        "an engine with work that answers nothing this long is dead",
+        some_seconds,
+        "S",
+        "SMG_E_SERVICER_SILENCE_TIMEOUT_SECS",
+    ),
+    Flag(
+        "prefill-tokens-per-sec",
+        2000.0,
+        "prompt tokens that wait extend --silence-secs at this rate; 0 for no extension",
+        rate,
+        "N",
+        "SMG_E_SERVICER_PREFILL_TOKENS_PER_SEC",
+    ),
+    Flag(
+        "warmup",
+        "fast",
+        "before serving: off, or fast (one token of every rank)",
+        warm_up,
+        "LEVEL",
+        "SMG_E_SERVICER_WARMUP",
+    ),
+    Flag("upgrade-drain-secs", 600.0, "how long streams of a replaced front end may go on", seconds, "S"),
+    Flag("stop-secs", 25.0, "the whole of a stop, --drain-secs included", some_seconds, "S"),
+)
 METRICS = (
     Flag(
         "metrics-port",
@@ -184,9 +239,11 @@ SERVE = (
         "S",
         "SMG_E_SERVICER_STARTUP_CEILING_SECS",
     ),
+    *LIFE,
     *METRICS,
     *LOGGING,
 )
+RELOAD = (STATE[0], STATE[1])
 ATTACH = (
     *LISTEN,
     *TLS,

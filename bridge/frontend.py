@@ -27,26 +27,13 @@ from bridge.contracts.reflection import ALPHA, V1, ReflectionService
 from bridge.engine import Engine, State
 from bridge.exposure import fitted, limits_of, tls_of
 from bridge.grpc.server import Server
-from bridge.supervisor.channel import ControlChannel, front_end_end
-from bridge.supervisor.control import (
-    CompanionSilent,
-    Drain,
-    Drained,
-    EngineDown,
-    EngineUp,
-    Fatal,
-    Loading,
-    RankLoad,
-    Serving,
-    Start,
-    Started,
-    ToFrontEnd,
-)
+from bridge.orders import Orders
+from bridge.supervisor.channel import front_end_end
+from bridge.supervisor.control import CompanionSilent, EngineLost, Fatal, Start, Started
 from bridge.supervisor.errors import UsageError
+from bridge.supervisor.ledger import Ledger
 from bridge.supervisor.logs import configure
-from bridge.wire.codec import Load
 from bridge.wire.companion import Facts
-from bridge.wire.errors import LayoutError
 from bridge.wire.link import LinkError, Slot
 
 log = logging.getLogger(__name__)
@@ -68,9 +55,10 @@ class FrontEnd:
         options: Mapping[str, Any],
         on_death: Callable[[str], None],
         grammar: Grammar | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         """`options` are front-end flags by key; `on_death(reason)` is called when the slot learns of the engine's end.
-        Without `grammar`, constraints are refused.
+        Without `grammar`, constraints are refused. `ledger` keeps what is in flight for whoever cleans up after us.
 
         Raises `UsageError` for TLS files that do not work.
         """
@@ -83,6 +71,7 @@ class FrontEnd:
             cork=self._cork,
             flush=self._flush,
             on_death=self._died,
+            ledger=ledger,
         )
         self.context = Context(self.engine)
         if grammar is not None:
@@ -115,15 +104,25 @@ class FrontEnd:
         self.context.engine_up()
         self._set_health(serving=True)
 
+    async def listen(self, kind: str, listening: socket.socket) -> None:
+        """Serve what `kind` of listener it is on a socket that somebody else bound."""
+        del kind  # there is one
+        await self.server.serve(listening)
+
     def engine_down(self, reason: str) -> None:
-        """Every request ends with UNAVAILABLE; health turns NOT_SERVING and stays so."""
+        """Every request ends with UNAVAILABLE; health is NOT_SERVING until `engine_up`."""
         self._set_health(serving=False)
         self.engine.down(reason)
 
-    async def drain(self, grace_s: float) -> int:
-        """Refuse new work, let streams finish, give the rest their `abort`; returns how many were cut."""
-        self.context.draining = True
-        self._set_health(serving=False)
+    async def drain(self, grace_s: float, *, handover: bool = False) -> int:
+        """Refuse new work, let streams finish, give the rest their `abort`; returns how many were cut.
+
+        With `handover` another front end has the listeners, so health stays: what is asked here meanwhile is asked of
+        an engine that serves.
+        """
+        if not handover:
+            self.context.draining = True
+            self._set_health(serving=False)
         draining = asyncio.ensure_future(self.server.drain(grace_s + 1.0))
         cut = 0
         if self.engine.state is State.UP:
@@ -166,9 +165,10 @@ async def _serve(control_fd: int) -> int:
         channel.close()
         return 1
     grammar: CompanionGrammar | None = None
+    latch = Latch(start.latch)
     if start.companion:
         grammar = CompanionGrammar(
-            start.companion, Latch(start.latch), lambda waited_s: channel.send(CompanionSilent(waited_s=waited_s))
+            start.companion, latch, lambda waited_s: channel.send(CompanionSilent(waited_s=waited_s))
         )
     try:
         front_end = FrontEnd(
@@ -177,78 +177,22 @@ async def _serve(control_fd: int) -> int:
             incarnation=start.incarnation,
             contracts=start.contracts,
             options=start.options,
-            on_death=lambda reason: channel.send(Fatal(reason=f"the engine is gone: {reason}")),
+            on_death=lambda reason: channel.send(EngineLost(reason=reason)),
             grammar=grammar,
+            ledger=Ledger(start.ledger) if start.ledger >= 0 else None,
         )
     except UsageError as error:
         channel.send(Fatal(reason=str(error)))
         channel.close()
         return 1
-    for listener in start.listeners:
-        await front_end.server.serve(socket.socket(fileno=listener.fd))
     channel.send(Started(pid=os.getpid()))
     try:
-        return await _obey(front_end, channel)
+        return await Orders(front_end, channel, start, engine_starts=latch.open).run()
     finally:
         await front_end.close()
         if grammar is not None:
             grammar.close()
         channel.close()
-
-
-async def _obey(front_end: FrontEnd, channel: ControlChannel[ToFrontEnd]) -> int:
-    """Do what the supervisor says until it says drain, or is gone."""
-    draining: asyncio.Task[int] | None = None
-    receiving = asyncio.ensure_future(channel.receive())
-    while True:
-        await asyncio.wait({receiving, draining} if draining else {receiving}, return_when=asyncio.FIRST_COMPLETED)
-        if draining is not None and draining.done():
-            receiving.cancel()
-            channel.send(Drained(aborted=draining.result()))
-            return 0
-        if not receiving.done():
-            continue
-        message = receiving.result()
-        receiving = asyncio.ensure_future(channel.receive())
-        match message:
-            case None:
-                front_end.engine_down("the supervisor is gone")
-                return 1
-            case Loading(phase=phase, elapsed_s=elapsed):
-                front_end.engine.detail = f"{phase}, {elapsed:.0f} s"
-            case EngineUp(ranks=ranks, facts=facts):
-                await _connected(front_end.engine.slot, {rank.identity for rank in ranks})
-                try:
-                    front_end.engine_up([(rank.identity, rank.ready) for rank in ranks], facts)
-                except LayoutError as error:
-                    channel.send(Fatal(reason=str(error)))
-                    return 1
-                channel.send(Serving())
-            case EngineDown(reason=reason):
-                front_end.engine_down(reason)
-            case RankLoad():
-                front_end.engine.take_load(
-                    Load(
-                        rank=message.rank,
-                        running=message.running,
-                        waiting=message.waiting,
-                        kv_cache_usage=message.kv_cache_usage,
-                    )
-                )
-            case Drain(grace_s=grace):
-                if draining is not None:
-                    draining.cancel()
-                draining = asyncio.ensure_future(front_end.drain(grace))
-
-
-async def _connected(slot: Slot, ranks: set[bytes]) -> None:
-    """Wait for every rank's ready map on this slot: a rank that is up for the supervisor may reach us a moment later."""
-    while True:
-        while (received := slot.receive_ready()) is not None:
-            ranks.discard(received[0])
-        if not ranks:
-            return
-        await asyncio.sleep(0.005)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 import psutil
 
 from bridge.flags import LOGGING, Flag, describe, resolve, seconds
+from bridge.supervisor.engine_run import STOP_GRACE_S
 from bridge.supervisor.engines import LaunchSpec, find_python, launcher, only_installed
 from bridge.supervisor.errors import EXIT_REQUESTED, StartError, SupervisorError, UsageError, tell
 from bridge.supervisor.lifeline import Lifeline
 from bridge.supervisor.logs import RELAYED, configure
 from bridge.supervisor.process import Process
 from bridge.supervisor.ready import Progress, StartPhase
-from bridge.supervisor.tree import ENGINE_GRACE_S
 
 PROBE_INTERVAL_S = 0.25
 LAST_LINES_S = 0.3
@@ -144,7 +144,7 @@ class Headless:
             on_line=lambda line: _relayed.info("[%s] %s", name, line),
         )
         lifeline.watch(process)
-        owned.push_async_callback(process.stop, ENGINE_GRACE_S)
+        owned.push_async_callback(process.stop, STOP_GRACE_S)
         _log.info("started %s, process %d, to dial %s", name, process.pid, self._endpoint.text)
         progress = Progress(name, process, timeout_s=0, ceiling_s=0)
         showing = asyncio.ensure_future(progress.show(lambda phase, elapsed_s: self._look(process, progress, showing)))

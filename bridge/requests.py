@@ -23,6 +23,7 @@ from bridge.logprobs import Columns
 from bridge.metrics import Meters
 from bridge.refusal import Refusal
 from bridge.stops import StopMatcher
+from bridge.supervisor.ledger import Ledger
 from bridge.template import Heads, Template, render, render_each
 from bridge.wire.codec import Codec, EmbedCall, Finish, GenerateCall
 from bridge.wire.errors import WireError
@@ -130,6 +131,7 @@ class Sequence:
 
     __slots__ = (
         "cached_tokens",
+        "cell",
         "finish",
         "first_at",
         "held",
@@ -151,7 +153,11 @@ class Sequence:
         "wire_id",
     )
 
-    def __init__(self, request: Request, wire_id: str, index: int, rank: bytes, rich: Rich | None) -> None:
+    def __init__(
+        self, request: Request, wire_id: str, index: int, rank: bytes, rich: Rich | None, cell: int = 0
+    ) -> None:
+        self.cell = cell
+        """Where the ledger has it, if there is one."""
         self.request = request
         self.wire_id = wire_id
         self.index = index
@@ -258,16 +264,21 @@ class RequestTable:
         call_later: Callable[[float, Callable[[], None]], Any],
         clock: Callable[[], float] = time.monotonic,
         meters: Meters | None = None,
+        ledger: Ledger | None = None,
+        counter: int = 0,
     ) -> None:
+        """`ledger` outlives this process; `counter` is the last that was used with `prefix`."""
         self._codec = codec
+        self._ledger = ledger
         self._meters = meters
         self._send = send
         self._prefix = prefix
         self._max_in_flight = max_in_flight
         self._call_later = call_later
         self._clock = clock
-        self._counter = 0
-        self._held_aborts: dict[str, bytes] = {}
+        self.counter = counter
+        """Of the last wire id."""
+        self._held_aborts: dict[str, Sequence] = {}
         self._live: dict[str, Sequence] = {}
         self._express: dict[str, Express] = {}
         """The sequences whose plain deltas of one token need nothing else, by wire id."""
@@ -335,11 +346,18 @@ class RequestTable:
             self._by_client[request.client_id] = request
         try:
             for index, call in enumerate(calls):
-                self._counter += 1
-                call.wire_id = f"{self._prefix}.{self._counter:x}"
+                self.counter += 1
+                call.wire_id = f"{self._prefix}.{self.counter:x}"
                 frames = self._codec.add_embed(call) if isinstance(call, EmbedCall) else self._codec.add(call)
-                self._send(rank, frames)
-                self._start(Sequence(request, call.wire_id, index, rank, rich() if rich is not None else None))
+                carried = rich() if rich is not None else None
+                cell = self._ledger.enter(self.counter, held=request.receiving) if self._ledger is not None else 0
+                try:
+                    self._send(rank, frames)
+                except BaseException:
+                    if self._ledger is not None:
+                        self._ledger.leave(cell)
+                    raise
+                self._start(Sequence(request, call.wire_id, index, rank, carried, cell))
         except BaseException:
             self.cancel(request)
             raise
@@ -605,6 +623,8 @@ class RequestTable:
 
     def fail_all(self, code: Code, message: str) -> None:
         """The engine is gone: every live request ends with an error and nothing is sent."""
+        for held in list(self._held_aborts):
+            self._leave(self._held_aborts.pop(held))
         for request in list(self._requests):
             for sequence in request.sequences:
                 if sequence.finish is None:
@@ -646,17 +666,23 @@ class RequestTable:
     def _hold_abort(self, sequence: Sequence) -> None:
         """Keep an abort until the sequence's first output or `ABORT_HOLD_S`, whichever is first."""
         wire_id = sequence.wire_id
-        self._held_aborts[wire_id] = sequence.rank
+        self._held_aborts[wire_id] = sequence
         self._call_later(ABORT_HOLD_S, lambda: self._release_abort(wire_id))
 
     def _release_abort(self, wire_id: str) -> None:
-        rank = self._held_aborts.pop(wire_id, None)
-        if rank is not None:
-            self._send_abort(rank, [wire_id])
+        sequence = self._held_aborts.pop(wire_id, None)
+        if sequence is not None:
+            self._send_abort(sequence.rank, [wire_id])
+            self._leave(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        if self._ledger is not None and sequence.wire_id not in self._held_aborts:
+            self._ledger.leave(sequence.cell)
 
     def _forget(self, sequence: Sequence, end: str) -> None:
         """The sequence is live no more; `end` is how it ended, a `Finish` value or `CANCELLED`."""
         del self._live[sequence.wire_id]
+        self._leave(sequence)
         self._express.pop(sequence.wire_id, None)
         ended = self._ended
         ended[sequence.wire_id] = None
@@ -690,7 +716,7 @@ class RequestTable:
             if delta.finish_reason is None:
                 self._release_abort(wire_id)
             else:
-                del self._held_aborts[wire_id]
+                self._leave(self._held_aborts.pop(wire_id))
             return
         if wire_id in self._ended:
             return

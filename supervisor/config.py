@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from bridge.supervisor.liveness import LivenessLimits
+from bridge.supervisor.policy import RestartPolicy
+
+
+class WarmUpLevel(enum.Enum):
+    """What an engine does before it serves."""
+
+    OFF = "off"
+    FAST = "fast"
+    """One token from every rank; embedding models do nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +46,13 @@ class ServeConfig:
     startup_timeout_s: float = 1800.0
     startup_ceiling_s: float = 14400.0
     drain_s: float = 5.0
+    stop_s: float = 25.0
+    """The whole of a stop, the drain included; less than what a supervisor above allows (Kubernetes: 30)."""
+    upgrade_drain_s: float = 600.0
+    """How long streams of a front end that was replaced may go on."""
+    warm_up: WarmUpLevel = WarmUpLevel.FAST
+    restart: RestartPolicy = field(default_factory=RestartPolicy)
+    liveness: LivenessLimits = field(default_factory=LivenessLimits)
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
     """None: no metrics listener."""

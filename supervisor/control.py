@@ -12,7 +12,7 @@ import msgspec
 
 from bridge.wire.companion import Facts
 
-CONTROL_VERSION = 1
+CONTROL_VERSION = 2
 
 
 class Rank(msgspec.Struct, gc=False):
@@ -50,6 +50,11 @@ class Start(msgspec.Struct, tag="start", kw_only=True):
     """Path of the companion's socket; empty where none stays beside the engine."""
     latch: str = ""
     """Path of the file that names what enforces constraints in this engine, once something does."""
+    ledger: int = -1
+    """Inherited descriptor of the ledger of live wire ids; -1 where there is none."""
+    listen_at_once: bool = True
+    """Answer on the listeners while the engine is not up yet. An engine that is up is reached first: until then
+    connections wait in the listeners' queue, or go to the front end that is being replaced."""
 
 
 class Loading(msgspec.Struct, tag="loading", kw_only=True):
@@ -67,7 +72,7 @@ class EngineUp(msgspec.Struct, tag="engine_up", kw_only=True):
 
 
 class EngineDown(msgspec.Struct, tag="engine_down", kw_only=True):
-    """Supervisor → front end: the engine is gone. `reason` is one line for people."""
+    """Supervisor → front end: the engine is gone. `reason` is one line for people. `Loading` follows if another starts."""
 
     reason: str
 
@@ -82,9 +87,26 @@ class RankLoad(msgspec.Struct, tag="rank_load", kw_only=True):
 
 
 class Drain(msgspec.Struct, tag="drain", kw_only=True):
-    """Supervisor → front end: refuse new work, let streams finish for at most `grace_s`, then exit."""
+    """Supervisor → front end: refuse new work, let streams finish for at most `grace_s`, then exit.
+
+    With `handover` another front end serves the same listeners already: connections are sent there, health stays as it
+    is, and calls that race the notice are still served.
+    """
 
     grace_s: float
+    handover: bool = False
+
+
+class Siblings(msgspec.Struct, tag="siblings", kw_only=True):
+    """Supervisor → front end: how many other front ends the engine has now."""
+
+    others: int
+
+
+class AbortRequests(msgspec.Struct, tag="abort_requests", kw_only=True):
+    """Both ways: requests, by the ids of their clients, that the sender does not have. A front end that has one ends it."""
+
+    request_ids: list[str]
 
 
 class Started(msgspec.Struct, tag="started", kw_only=True):
@@ -110,11 +132,31 @@ class Fatal(msgspec.Struct, tag="fatal", kw_only=True):
     reason: str
 
 
+class EngineLost(msgspec.Struct, tag="engine_lost", kw_only=True):
+    """Front end → supervisor: its slot shows that the engine is gone or cannot be understood. `reason` is one line."""
+
+    reason: str
+
+
+class RankWork(msgspec.Struct, gc=False):
+    """What one front end has in one rank: generations in flight, and prompt tokens of those without output yet."""
+
+    rank: int
+    in_flight: int
+    prompt_tokens: int
+
+
+class Work(msgspec.Struct, tag="work", kw_only=True):
+    """Front end → supervisor, every second: it lives, and what it waits for."""
+
+    ranks: list[RankWork]
+
+
 class CompanionSilent(msgspec.Struct, tag="companion_silent", kw_only=True):
     """Front end → supervisor: the companion took a check and does not answer. It is ended, and another started."""
 
     waited_s: float
 
 
-ToFrontEnd = Start | Loading | EngineUp | EngineDown | RankLoad | Drain
-ToSupervisor = Started | Serving | Drained | Fatal | CompanionSilent
+ToFrontEnd = Start | Loading | EngineUp | EngineDown | RankLoad | Drain | Siblings | AbortRequests
+ToSupervisor = Started | Serving | Drained | Fatal | EngineLost | Work | AbortRequests | CompanionSilent

@@ -1,10 +1,10 @@
-"""The supervisor's part of the link: the handshake, slot 0 for the engine's life, and the slots nobody uses yet."""
+"""The supervisor's part of the link: the handshake, slot 0 for the engine's life, and the slots nobody uses."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import zmq
 
@@ -24,6 +24,11 @@ SPARE_SLOT = 2
 SLOTS = (OWN_SLOT, FRONT_END_SLOT, SPARE_SLOT)
 
 MESSAGES_PER_WAKEUP = 256
+UNDECODABLE_LIMIT = 3
+"""Messages in a row on slot 0 that do not decode before the link counts as broken."""
+ABORT_AT_ONCE = 4096
+"""Wire ids in one abort message."""
+STRANGERS_KEPT = 4096
 LOAD_INTERVAL_S = 0.05
 """Between load messages to the front end; the last value always goes out."""
 HANDSHAKE_PORT_FLAG = "--handshake-port"
@@ -42,20 +47,24 @@ class EngineLink:
         on_phase: Callable[[Phase], None],
         on_load: Callable[[RankLoad], None],
         on_death: Callable[[str], None],
+        on_step: Callable[[Codec, object], None] = lambda codec, step: None,
     ) -> None:
-        """`port` 0 takes a free one. `on_phase` is called at each handshake message with the phase of the last rank.
+        """`port` 0 takes a free one. `on_phase` is called at each handshake message with the phase of the last rank,
+        `on_step(codec, step)` for each message that reaches slot 0 once `use` was called.
 
         Raises `UsageError` when the port is taken or a slot cannot be bound.
         """
         self._on_phase = on_phase
         self._on_death = on_death
+        self._on_step = on_step
         self._loads = LoadFeed(on_load)
         self._codec: Codec | None = None
         self._handshake: Handshake | None = None
-        self._slots: list[Slot] = []
+        self._slots: dict[int, Slot] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._loop = asyncio.get_running_loop()
         self._undecodable = 0
+        self._reading = False
         try:
             self._server = HandshakeServer(self._context, f"tcp://127.0.0.1:{port or '*'}")
         except zmq.ZMQError as error:
@@ -69,27 +78,33 @@ class EngineLink:
         try:
             self._pairs = [state.slot(index) for index in SLOTS]
             for index in (OWN_SLOT, SPARE_SLOT):
-                self._slots.append(Slot(self._context, index, *self._pairs[index]))
+                self._slots[index] = Slot(self._context, index, *self._pairs[index])
         except LinkError as error:
             self.close()
             raise UsageError(str(error)) from None
         self.address = self._server.address
         """`tcp://127.0.0.1:P`, what the engine dials."""
 
+    # -- the engine's life ---------------------------------------------------------------------------------------------
+
     def expect(self, launch: Launch) -> None:
-        """Start to answer the ranks that `launch` will bring."""
+        """Start to answer the ranks that `launch` will bring: the first engine's, or those of one that takes its place."""
+        self._codec = None
+        self._undecodable = 0
+        self._discard(OWN_SLOT)
         self._handshake = Handshake(
             inputs=[pair[0] for pair in self._pairs],
             outputs=[pair[1] for pair in self._pairs],
             first_rank=launch.first_rank,
             rank_count=launch.rank_count,
         )
-        self._loop.add_reader(self._server.fd, self._read_handshake)
-        own, spare = self._slots
-        self._loop.add_reader(own.input_fd, self._read_ready_maps)
-        self._loop.add_reader(own.output_fd, self._read_own)
-        self._loop.add_reader(spare.input_fd, self._discard_ready_maps)
-        self._loop.add_reader(spare.output_fd, self._discard_outputs)
+        if not self._reading:
+            self._reading = True
+            own, spare = self._slots[OWN_SLOT], self._slots[SPARE_SLOT]
+            self._loop.add_reader(self._server.fd, self._read_handshake)
+            self._loop.add_reader(own.input_fd, self._read_ready_maps)
+            self._loop.add_reader(own.output_fd, self._read_own)
+            self._drain(spare)
         for read in (self._read_handshake, self._read_ready_maps, self._read_own):
             read()  # the descriptors are edge-triggered
 
@@ -104,19 +119,62 @@ class EngineLink:
         return [Rank(state.identity, state.ready) for state in states if state.ready is not None]
 
     def use(self, codec: Codec) -> None:
-        """Read slot 0 with this codec from now on."""
+        """Read slot 0 with this codec from now on, until the next `expect`."""
         self._codec = codec
+
+    def send(self, identity: bytes, frames: list[bytes]) -> None:
+        """Queue a message to a rank, whose answer comes to slot 0; raises `LinkError` for one that is not connected."""
+        self._slots[OWN_SLOT].send(identity, frames)
+
+    def abort(self, wire_ids: Sequence[str]) -> None:
+        """Abort requests of any slot, in every rank: a rank ignores ids that it does not have (vLLM 0.27 to 0.33)."""
+        codec = self._codec
+        if codec is None:
+            return  # no engine runs anything
+        for start in range(0, len(wire_ids), ABORT_AT_ONCE):
+            frames = codec.abort(wire_ids[start : start + ABORT_AT_ONCE])
+            for rank in self.ranks():
+                try:
+                    self.send(rank.identity, frames)
+                except LinkError as error:
+                    _log.warning("%d aborts were not sent: %s", len(wire_ids), error)
+
+    # -- slots ---------------------------------------------------------------------------------------------------------
+
+    def lend(self, index: int) -> None:
+        """Let a slot go to the front end that will bind it."""
+        slot = self._slots.pop(index, None)
+        if slot is not None:
+            self._release(slot)
+
+    def reclaim(self, index: int) -> None:
+        """Bind a slot whose front end is gone, and drain it; raises `LinkError` while somebody holds it."""
+        if index not in self._slots:
+            self._slots[index] = Slot(self._context, index, *self._pairs[index])
+            self._drain(self._slots[index])
 
     def close(self) -> None:
         self._loads.close()
-        for slot in self._slots:
-            self._loop.remove_reader(slot.input_fd)
-            self._loop.remove_reader(slot.output_fd)
-            slot.close()
-        self._slots = []
+        for slot in self._slots.values():
+            self._release(slot)
+        self._slots = {}
         self._loop.remove_reader(self._server.fd)
         self._server.close()
         self._context.destroy(linger=0)
+
+    def _release(self, slot: Slot) -> None:
+        self._loop.remove_reader(slot.input_fd)
+        self._loop.remove_reader(slot.output_fd)
+        slot.close()
+
+    def _drain(self, slot: Slot) -> None:
+        strangers = Strangers(self.abort)
+        self._loop.add_reader(slot.input_fd, self._discard_ready_maps, slot)
+        self._loop.add_reader(slot.output_fd, self._discard_outputs, slot, strangers)
+        self._discard_ready_maps(slot)
+        self._discard_outputs(slot, strangers)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
 
     def _read_handshake(self) -> None:
         handshake = self._handshake
@@ -138,7 +196,7 @@ class EngineLink:
     def _read_ready_maps(self) -> None:
         handshake = self._handshake
         assert handshake is not None
-        while (received := self._slots[0].receive_ready()) is not None:
+        while OWN_SLOT in self._slots and (received := self._slots[OWN_SLOT].receive_ready()) is not None:
             try:
                 handshake.receive_ready_map(*received)
             except HandshakeError as error:
@@ -148,7 +206,7 @@ class EngineLink:
 
     def _read_own(self) -> None:
         for _ in range(MESSAGES_PER_WAKEUP):
-            if not self._slots or (frames := self._slots[0].receive()) is None:
+            if OWN_SLOT not in self._slots or (frames := self._slots[OWN_SLOT].receive()) is None:
                 return
             self._take(frames)
         self._loop.call_soon(self._read_own)
@@ -161,24 +219,64 @@ class EngineLink:
             self._on_death("it said that it died")
             return
         try:
-            load = codec.load(codec.step(frames))
+            step = codec.step(frames)
+            load = codec.load(step)
         except WireError as error:
             self._undecodable += 1
-            if self._undecodable.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …
-                _log.warning("slot %d: %d undecodable messages so far: %s", OWN_SLOT, self._undecodable, error)
+            _log.warning("slot %d: a message does not fit the wire layout: %s", OWN_SLOT, error)
+            if self._undecodable == UNDECODABLE_LIMIT:
+                self._on_death(f"{UNDECODABLE_LIMIT} messages in a row could not be decoded, the last: {error}")
             return
+        self._undecodable = 0
+        self._on_step(codec, step)
         if load is not None:
             self._loads.put(load)
 
-    def _discard_ready_maps(self) -> None:
-        while self._slots[1].receive_ready() is not None:
+    def _discard(self, index: int) -> None:
+        """Drop what an engine that is gone has sent to a slot of ours."""
+        slot = self._slots[index]
+        while slot.receive_ready() is not None or slot.receive() is not None:
             pass
 
-    def _discard_outputs(self) -> None:
+    def _discard_ready_maps(self, slot: Slot) -> None:
+        while self._slots.get(slot.index) is slot and slot.receive_ready() is not None:
+            pass
+
+    def _discard_outputs(self, slot: Slot, strangers: Strangers) -> None:
         for _ in range(MESSAGES_PER_WAKEUP):
-            if not self._slots or self._slots[1].receive() is None:
+            if self._slots.get(slot.index) is not slot or (frames := slot.receive()) is None:
                 return
-        self._loop.call_soon(self._discard_outputs)
+            if self._codec is not None:
+                strangers.take(self._codec, frames)
+        self._loop.call_soon(self._discard_outputs, slot, strangers)
+
+
+class Strangers:
+    """Aborts what still runs for a slot without a front end, each wire id once."""
+
+    def __init__(self, abort: Callable[[Sequence[str]], None]) -> None:
+        self._abort = abort
+        self._seen: dict[str, None] = {}
+
+    def take(self, codec: Codec, frames: Sequence[bytes]) -> None:
+        """Look at one message of that slot. What does not decode is no reason to act: nobody waits for it."""
+        if codec.is_death(frames):
+            return  # slot 0 hears it too
+        try:
+            step = codec.step(frames)
+        except WireError:
+            return
+        found = self._new(delta.request_id for delta in step.outputs if delta.finish_reason is None)
+        if found:
+            _log.info("%d generations without a front end are aborted in the engine", len(found))
+            self._abort(found)
+
+    def _new(self, wire_ids: Iterable[str]) -> list[str]:
+        found = [wire_id for wire_id in wire_ids if wire_id not in self._seen]
+        self._seen.update(dict.fromkeys(found))
+        while len(self._seen) > STRANGERS_KEPT:
+            del self._seen[next(iter(self._seen))]
+        return found
 
 
 class LoadFeed:

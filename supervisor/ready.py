@@ -30,6 +30,7 @@ class StartPhase(enum.Enum):
     IMPORTING = "importing"
     LOADING = "loading the model"
     FACTS = "ready, and its companion is reading the facts"
+    WARMING = "making its first token"
     UP = "up"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import tempfile
 from pathlib import Path
@@ -12,10 +13,15 @@ from bridge.supervisor.errors import UsageError
 from bridge.supervisor.leash import remove_folder
 from bridge.wire.link import LinkError, private_folder, slot_addresses
 
+_log = logging.getLogger(__name__)
+
 STATE_VERSION = 1
 """Of the folder's contents; a supervisor refuses a folder of another version."""
 
 FLAG = "--state-dir"
+COMMANDS = "ctl"
+PREFIX = "hb-"
+"""Starts the name of a folder made for one run."""
 
 
 class StateFolder:
@@ -24,6 +30,7 @@ class StateFolder:
     def __init__(self, path: Path, lock: int, *, temporary: bool) -> None:
         self.path = path
         self.temporary = temporary
+        self._incarnations: dict[int, int] = {}
         self._lock = lock
 
     @classmethod
@@ -36,8 +43,8 @@ class StateFolder:
         temporary = path is None
         try:
             if path is None:
-                parent = _base() if base is None else private_folder(Path(os.path.abspath(base)))
-                path = parent / f"hb-{os.getpid()}-{os.urandom(4).hex()}"
+                parent = base_folder() if base is None else private_folder(Path(os.path.abspath(base)))
+                path = parent / f"{PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
             path = private_folder(Path(os.path.abspath(path)))
             slot_addresses(path, 0)
         except LinkError as error:
@@ -70,15 +77,33 @@ class StateFolder:
         return self.path / "c"
 
     @property
+    def commands(self) -> Path:
+        """Where the supervisor takes commands."""
+        return self.path / COMMANDS
+
+    @property
     def latch(self) -> Path:
         """Names what enforces constraints in the engine; written by the front end whose constraint is the first."""
         return self.path / "backend"
 
     def next_incarnation(self, slot: int) -> int:
-        """A number never given before for this slot in this folder, from 1; on disk before it is returned."""
+        """A number never given before for this slot in this folder, from 1; on disk before it is returned.
+
+        Where the disk is full it is kept in memory alone: enough, for no engine outlives this process.
+        """
         path = self.path / f"incarnation{slot}"
-        number = 1 + (int(path.read_text()) if path.exists() else 0)
-        _write(path, str(number))
+        number = self._incarnations.get(slot, 0)
+        try:
+            number = max(number, int(path.read_text()))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            _log.warning("%s cannot be read: %s", path, error)
+        number = self._incarnations[slot] = number + 1
+        try:
+            _write(path, str(number))
+        except OSError as error:
+            _log.warning("%s cannot be written, going on without: %s", path, error.strerror)
         return number
 
     def close(self) -> None:
@@ -102,7 +127,8 @@ class StateFolder:
         _write(path, str(STATE_VERSION))
 
 
-def _base() -> Path:
+def base_folder() -> Path:
+    """Where folders of single runs are made unless somebody says otherwise."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isdir(runtime) and os.access(runtime, os.W_OK):
         return Path(runtime)

@@ -1,51 +1,58 @@
 """The supervision tree of `serve`: what is bound, spawned and watched, in which order, and how it all ends.
 
-    bind listeners → bind handshake and slots → leash → front end → engine and companion → handshake → EngineUp → serving
+    bind listeners → bind handshake and slots → leash → front end → engine and companion → handshake → token → EngineUp
 
 One stack owns every part from the moment it exists, so a failure anywhere, a signal during the start included, stops
-and reaps all of it in the opposite order.
+and reaps all of it in the opposite order. Once it serves, an engine that ends is started again by the restart policy,
+behind the same listeners and front ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
-from collections.abc import Coroutine, Iterator, Mapping
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
+from bridge.supervisor.commands import CommandServer
 from bridge.supervisor.companion import Companion
 from bridge.supervisor.config import ServeConfig as ServeConfig
-from bridge.supervisor.control import EngineDown, EngineUp, Loading, RankLoad, Start
-from bridge.supervisor.engine_link import FRONT_END_SLOT, OWN_SLOT, EngineLink
+from bridge.supervisor.config import WarmUpLevel
+from bridge.supervisor.control import EngineUp, Loading, Rank, RankLoad, RankWork, Start
+from bridge.supervisor.engine_link import OWN_SLOT, EngineLink
+from bridge.supervisor.engine_run import DEATH_GRACE_S, STOP_GRACE_S, EngineRun
 from bridge.supervisor.engines import Launch, Launcher, LaunchSpec, find_python, launcher
 from bridge.supervisor.errors import EXIT_REQUESTED, StartError, SupervisorError
 from bridge.supervisor.front_end import FrontEnd
+from bridge.supervisor.front_ends import SERVING_LIMIT_S, FrontEnds
 from bridge.supervisor.lifeline import Lifeline
 from bridge.supervisor.listeners import BoundListener, bind_tcp, bind_unix
+from bridge.supervisor.liveness import Liveness
 from bridge.supervisor.logs import RELAYED
-from bridge.supervisor.policy import Decision, End, Part, decide
-from bridge.supervisor.process import Process
-from bridge.supervisor.ready import Progress, StartPhase
+from bridge.supervisor.policy import End, Part, Restarts
+from bridge.supervisor.ready import StartPhase
 from bridge.supervisor.state import StateFolder
-from bridge.supervisor.vitals import Vitals
+from bridge.supervisor.warm_up import WarmUp
+from bridge.wire.codec import Codec
 from bridge.wire.companion import Facts
 from bridge.wire.engines import codec_for
 from bridge.wire.errors import LayoutError
 from bridge.wire.handshake import Phase
 
-ENGINE_GRACE_S = 15.0
-"""From SIGTERM to SIGKILL at a stop. vLLM 0.32 with nothing in flight takes under three seconds."""
-FRONT_END_WORD_S = 0.1
-"""A front end that ends for the engine's death may be heard first; the engine's own end explains more."""
 DEATH_NOTICE_S = 1.0
-"""For the front end to end its streams when the engine is gone."""
-SERVING_LIMIT_S = 30.0
-"""From the engine being up to the front end serving it."""
+"""For the front ends to end their streams when the engine is gone and so is the run."""
+ENGINE_SHARE_S = 4.0
+"""What a drain leaves of the stop's budget: vLLM 0.32 with nothing in flight stops in under three seconds."""
+LEAST_GRACE_S = 1.0
+RESTART_TAIL = 20
+"""Lines of an engine's log told when it is started again."""
 
 _log = logging.getLogger(__name__)
 _relayed = logging.getLogger(RELAYED)
@@ -57,30 +64,37 @@ class Supervisor:
     def __init__(self, config: ServeConfig) -> None:
         self._config = config
         self._ended: asyncio.Future[End] | None = None
+        self._stop_by = float("inf")
         self._hurry = asyncio.Event()
-        self._ranks_up = asyncio.Event()
-        self._engine: Process | None = None
-        self._front_end: FrontEnd | None = None
+        self._restarts = Restarts(config.restart)
+        self._engine: Launcher
+        self._state: StateFolder
+        self._link: EngineLink
+        self._lifeline: Lifeline
+        self._launch: Launch
+        self._name = ""
+        self._run: EngineRun | None = None
+        self._front_ends: FrontEnds | None = None
         self._companion: Companion | None = None
-        self._link: EngineLink | None = None
-        self._progress: Progress | None = None
+        self._warm_up: WarmUp | None = None
+        self.engine_restarts = 0
 
     async def run(self) -> int:
-        """Serve until a stop is asked for (SIGTERM, SIGINT or SIGHUP); returns the exit code for that, 0.
+        """Serve until a stop is asked for (SIGTERM or SIGINT); returns the exit code for that, 0.
 
-        Raises `SupervisorError`, whose `exit_code` is never 0, when the tree cannot be started or a part of it ends.
+        Raises `SupervisorError`, whose `exit_code` is never 0, when the tree cannot be started or what ended in it is
+        not started again.
         """
         self._ended = asyncio.get_running_loop().create_future()
         with self._signals():
             async with contextlib.AsyncExitStack() as owned:
                 await self._until_end(self._bring_up(owned))
                 end = await self._ended
-                if decide(end) is Decision.EXIT:
-                    await self._wind_down(end)
+                await self._wind_down(end)
         if end.part is Part.REQUEST:
             _log.info("stopped")
             return EXIT_REQUESTED
-        raise SupervisorError(end.reason, self._engine.tail if self._engine and end.part is Part.ENGINE else ())
+        raise SupervisorError(end.reason, end.tail)
 
     async def _until_end(self, bring_up: Coroutine[Any, Any, None]) -> None:
         """Run the start; an end that comes first cancels it."""
@@ -95,53 +109,68 @@ class Supervisor:
         with contextlib.suppress(asyncio.CancelledError):
             await starting
 
+    # -- the start -----------------------------------------------------------------------------------------------------
+
     async def _bring_up(self, owned: contextlib.AsyncExitStack) -> None:
         """From nothing to serving. Every part is pushed on `owned` as soon as it exists."""
         config = self._config
-        engine = launcher(config.engine)
+        engine = self._engine = launcher(config.engine)
         python = find_python(engine, config.engine_python or None)
         model, arguments = engine.split_model(config.arguments)
-        name = config.served_model_name or model or engine.name
+        name = self._name = config.served_model_name or model or engine.name
         spec = LaunchSpec(python=python, model=model, args=tuple(arguments))
         engine.check(spec)
 
         listener = self._bind(owned)
-        state = StateFolder.open(config.state_dir)
+        state = self._state = StateFolder.open(config.state_dir)
         owned.callback(state.close)
         link = self._link = EngineLink(
             state,
             port=config.handshake_port,
             on_phase=self._on_phase,
             on_load=self._on_load,
-            on_death=self._on_engine_death,
+            on_death=self._die,
+            on_step=self._on_step,
         )
         owned.callback(link.close)
         launch = engine.launch(spec, link.address)
-        link.expect(launch)
+        self._launch = dataclasses.replace(launch, environment={**launch.environment, **os.environ})
 
-        lifeline = Lifeline()
+        lifeline = self._lifeline = Lifeline()
         owned.push_async_callback(lifeline.close)
         if state.temporary:
             lifeline.remove_later(state.path)
-        state.latch.unlink(missing_ok=True)
         resident = engine.resident(spec, str(state.companion))
-        socket = str(state.companion) if resident else ""
-        front_end = await self._spawn_front_end(owned, lifeline, listener, state, name, socket)
-        environment = {**launch.environment, **os.environ}
-        process = self._spawn_engine(owned, lifeline, launch, environment)
+        companion_socket = str(state.companion) if resident else ""
+        front_ends = self._front_ends = FrontEnds(
+            link,
+            lifeline,
+            lambda slot, at_once: self._start_message(slot, at_once, listener, companion_socket),
+            [listener.socket.fileno()],
+            self,
+            upgrade_drain_s=config.upgrade_drain_s,
+        )
+        owned.push_async_callback(front_ends.stop)
+        await front_ends.start()
+        owned.push_async_callback(self._stop_engine)
+        run = self._spawn_engine()
         companion = self._companion = Companion(
             engine.name,
             resident or engine.companion(spec),
-            environment,
+            self._launch.environment,
             lifeline,
             self._on_companion_line,
             stays=resident is not None,
         )
         owned.push_async_callback(companion.close)
-        facts = await self._wait_until_up(engine, companion)
-        await self._go_up(front_end, link, msgspec.structs.replace(facts, served_model_name=name))
-        vitals = Vitals(process, engine.vital, self._on_vital_death)
-        owned.callback(vitals.close)
+        failing = asyncio.ensure_future(self._first_death(run))
+        owned.callback(failing.cancel)
+        facts = await self._bring_engine_up(run, companion.start())
+        failing.cancel()
+        commands = await CommandServer.listen(state.commands, {"reload": self._reload})
+        owned.push_async_callback(commands.close)
+        keeping = asyncio.ensure_future(self._keep_engine(run, facts))
+        owned.push_async_callback(_cancel, keeping)
         _log.info("serving %s (%s %s) on grpc://%s", name, facts.engine, facts.engine_version, listener.address)
 
     def _bind(self, owned: contextlib.AsyncExitStack) -> BoundListener:
@@ -153,22 +182,14 @@ class Supervisor:
         _log.info("gRPC listens on %s, reachable %s, %s", listener.address, reach, tls)
         return listener
 
-    async def _spawn_front_end(
-        self,
-        owned: contextlib.AsyncExitStack,
-        lifeline: Lifeline,
-        listener: BoundListener,
-        state: StateFolder,
-        name: str,
-        companion: str,
-    ) -> FrontEnd:
-        config = self._config
-        input_address, output_address = state.slot(FRONT_END_SLOT)
-        start = Start(
+    def _start_message(self, slot: int, at_once: bool, listener: BoundListener, companion: str) -> Start:
+        state, config = self._state, self._config
+        input_address, output_address = state.slot(slot)
+        return Start(
             engine=config.engine,
-            served_model_name=name,
-            slot=FRONT_END_SLOT,
-            incarnation=state.next_incarnation(FRONT_END_SLOT),
+            served_model_name=self._name,
+            slot=slot,
+            incarnation=state.next_incarnation(slot),
             input_address=input_address,
             output_address=output_address,
             listeners=[listener.describe()],
@@ -176,152 +197,241 @@ class Supervisor:
             options=config.options,
             companion=companion,
             latch=str(state.latch),
+            listen_at_once=at_once,
         )
-        front_end = await FrontEnd.spawn(
-            start, [listener.socket.fileno()], lifeline, self._on_front_end_end, self._on_companion_silence
-        )
-        owned.push_async_callback(_end_process, front_end, lifeline)
-        self._front_end = front_end
-        return front_end
 
-    def _spawn_engine(
-        self, owned: contextlib.AsyncExitStack, lifeline: Lifeline, launch: Launch, environment: Mapping[str, str]
-    ) -> Process:
-        config = self._config
-        process = Process.spawn(
-            config.engine,
-            launch.argv,
-            env=environment,
-            parent_death=signal.SIGTERM,
-            on_line=self._on_engine_line,
-        )
-        lifeline.watch(process)
-        owned.push_async_callback(self._stop_engine, process, lifeline)
-        self._engine = process
-        self._progress = Progress(
-            config.engine, process, timeout_s=config.startup_timeout_s, ceiling_s=config.startup_ceiling_s
-        )
-        _log.info("started %s, process %d", config.engine, process.pid)
-        watch = asyncio.ensure_future(self._watch_engine(process))
-        owned.callback(watch.cancel)
-        return process
+    # -- the engine ----------------------------------------------------------------------------------------------------
 
-    async def _wait_until_up(self, engine: Launcher, companion: Companion) -> Facts:
-        """Show progress until every rank is up and the facts are read; raises `StartError`."""
-        progress = self._progress
-        assert progress is not None
+    def _spawn_engine(self) -> EngineRun:
+        """Bind nothing, for everything is bound; forget what the last engine left behind; spawn."""
+        config, launch = self._config, self._launch
+        self._state.latch.unlink(missing_ok=True)
+        self._link.expect(launch)
+        self._run = EngineRun(
+            self._engine,
+            launch,
+            self._lifeline,
+            startup_timeout_s=config.startup_timeout_s,
+            startup_ceiling_s=config.startup_ceiling_s,
+        )
+        return self._run
+
+    async def _bring_engine_up(self, run: EngineRun, facts: Coroutine[Any, Any, Facts]) -> Facts:
+        """From spawned to served: every rank, the facts, a token, the front ends. Raises `StartError`."""
+        progress, link, front_ends = run.progress, self._link, self._front_ends
+        assert front_ends is not None
         try:
             async with asyncio.TaskGroup() as group:
                 showing = group.create_task(progress.show(self._tell_loading))
-                reading = group.create_task(companion.start())
-                await self._ranks_up.wait()
+                reading = group.create_task(facts)
+                await run.ranks_up.wait()
+                run.watch_vitals()
                 progress.advance(StartPhase.FACTS)
-                facts = await reading
+                known = msgspec.structs.replace(await reading, served_model_name=self._name)
+                ranks = link.ranks()
+                codec = self._codec(known, ranks)
+                link.use(codec)
+                if self._config.warm_up is WarmUpLevel.FAST and known.is_generation:
+                    progress.advance(StartPhase.WARMING)
+                    await self._warm(codec, ranks, known)
                 showing.cancel()
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         progress.advance(StartPhase.UP)
-        _log.info("%s is up after %.1f s", engine.name, progress.elapsed_s)
-        return facts
+        _log.info("%s is up after %.1f s", self._engine.name, progress.elapsed_s)
+        liveness = Liveness(
+            ((int.from_bytes(rank.identity, "little"), rank.identity) for rank in ranks),
+            self._config.liveness,
+            lambda identity, call_id: link.send(identity, codec.ping(call_id)),
+            self._die,
+        )
+        run.watch_liveness(liveness)
+        try:
+            await front_ends.engine_up(EngineUp(ranks=ranks, facts=known))
+        except TimeoutError:
+            raise StartError(f"no front end serves {SERVING_LIMIT_S:g} s after the engine was up") from None
+        return known
 
-    async def _go_up(self, front_end: FrontEnd, link: EngineLink, facts: Facts) -> None:
-        """Tell the front end that the engine is up and wait until it serves it."""
-        ranks = link.ranks()
+    def _codec(self, facts: Facts, ranks: Sequence[Rank]) -> Codec:
         if facts.needs_coordinator and len(ranks) > 1:
             raise StartError(
                 f"{facts.model_path} is a mixture of experts: its {len(ranks)} data-parallel ranks need a coordinator, "
                 "which this bridge does not run; use one rank"
             )
         try:
-            link.use(codec_for(facts.engine, ranks[0].ready, facts.layouts, OWN_SLOT))
+            return codec_for(facts.engine, ranks[0].ready, facts.layouts, OWN_SLOT)
         except LayoutError as error:
             raise StartError(str(error)) from None
-        front_end.send(EngineUp(ranks=ranks, facts=facts))
+
+    async def _warm(self, codec: Codec, ranks: list[Rank], facts: Facts) -> None:
+        prefix = f"{OWN_SLOT}.{self._state.next_incarnation(OWN_SLOT):x}"
+        self._warm_up = WarmUp(facts, self._link.send, prefix)
         try:
-            await asyncio.wait_for(front_end.serving.wait(), SERVING_LIMIT_S)
-        except TimeoutError:
-            raise StartError(f"the front end does not serve {SERVING_LIMIT_S:g} s after the engine was up") from None
+            await self._warm_up.run(codec, ranks)
+        finally:
+            self._warm_up = None
+
+    async def _first_death(self, run: EngineRun) -> None:
+        """An engine that ends before it was ever served ends the run: its arguments or its model are the likely cause."""
+        self._engine_is_gone(await run.end())
+
+    async def _keep_engine(self, run: EngineRun, facts: Facts) -> None:
+        """Start the engine again whenever it ends, as the policy says."""
+        front_ends = self._front_ends
+        assert front_ends is not None
+        while True:
+            reason = await run.end()
+            while True:
+                delay = self._restarts.next_delay(time.monotonic())
+                if delay is None:
+                    self._engine_is_gone(f"{reason}; it is not started again: {self._restarts.describe()}")
+                    return
+                front_ends.engine_down(reason)
+                _log.error("%s; starting it again in %g s", reason, delay)
+                for line in list(run.process.tail)[-RESTART_TAIL:]:
+                    _log.error("  | %s", line)
+                await asyncio.gather(self._stop_engine(), asyncio.sleep(delay))
+                try:
+                    run = await self._start_again(facts)
+                    break
+                except SupervisorError as error:
+                    reason = error.reason
+            self.engine_restarts += 1
+
+    async def _start_again(self, facts: Facts) -> EngineRun:
+        """Raises `SupervisorError` when the new engine does not come to be served."""
+        run = self._spawn_engine()
+        bringing = asyncio.ensure_future(self._bring_engine_up(run, _known(facts)))
+        both: set[asyncio.Future[Any]] = {bringing, run.died}
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if not bringing.done():
+                raise StartError(run.died.result())
+            bringing.result()
+        finally:
+            await _cancel(bringing)
+        _log.info("%s serves again", self._engine.name)
+        return run
+
+    def _engine_is_gone(self, reason: str) -> None:
+        if self._front_ends is not None:
+            self._front_ends.engine_down(reason)
+        tail = self._run.process.tail if self._run is not None else ()
+        self._end(End(Part.ENGINE, reason, tuple(tail)))
+
+    # -- the end -------------------------------------------------------------------------------------------------------
 
     async def _wind_down(self, end: End) -> None:
-        """Let the front end finish; the stack stops everything after that."""
-        front_end = self._front_end
+        """Let the front ends finish; the stack stops everything after that."""
+        front_ends = self._front_ends
         _log.info("stopping: %s", end.reason)
-        if front_end is None or end.part is Part.FRONT_END:
+        if front_ends is None or end.part is Part.FRONT_END:
             return
-        serving = front_end.serving.is_set()
         if end.part is Part.ENGINE:
-            await front_end.drain(DEATH_NOTICE_S if serving else 0.0, self._hurry)
-        else:
-            await front_end.drain(self._config.drain_s if serving else 0.0, self._hurry)
+            await front_ends.drain(DEATH_NOTICE_S, self._hurry)
+            return
+        grace = min(self._config.drain_s, max(0.0, self._left_s() - ENGINE_SHARE_S))
+        await front_ends.drain(grace if front_ends.serving else 0.0, self._hurry)
 
-    async def _stop_engine(self, process: Process, lifeline: Lifeline) -> None:
-        await process.stop(ENGINE_GRACE_S)
-        lifeline.forget(process)
+    async def _stop_engine(self) -> None:
+        if self._run is not None:
+            dead = self._run.died.done()
+            grace = DEATH_GRACE_S if dead else max(LEAST_GRACE_S, min(STOP_GRACE_S, self._left_s() - LEAST_GRACE_S))
+            await self._run.stop(grace)
 
-    async def _watch_engine(self, process: Process) -> None:
-        await process.exited.wait()
-        progress = self._progress
-        if progress is not None and progress.phase is not StartPhase.UP:
-            self._on_engine_death(
-                f"{process.describe_exit()} while {progress.phase.value}, {progress.elapsed_s:.0f} s in"
-            )
-        else:
-            self._on_engine_death(f"{process.describe_exit()} though nobody stopped it")
+    def _left_s(self) -> float:
+        """What is left of the stop's budget, in seconds."""
+        return self._stop_by - time.monotonic()
 
     def _end(self, end: End) -> None:
-        """The first end decides; an engine's death is told to the front end in any case."""
-        if end.part is Part.ENGINE and self._front_end is not None:
-            self._front_end.send(EngineDown(reason=end.reason))
+        """The first end decides."""
         if self._ended is not None and not self._ended.done():
+            if end.part is Part.REQUEST:
+                self._stop_by = time.monotonic() + self._config.stop_s
             self._ended.set_result(end)
 
-    def _on_engine_death(self, what: str) -> None:
-        self._end(End(Part.ENGINE, f"{self._config.engine} {what}"))
+    # -- what the parts tell -------------------------------------------------------------------------------------------
 
-    def _on_vital_death(self, pid: int, title: str) -> None:
-        self._on_engine_death(f"lost its process {pid} ({title})")
+    def _die(self, what: str) -> None:
+        if self._run is not None:
+            self._run.die(what)
 
-    def _on_front_end_end(self, reason: str) -> None:
-        asyncio.get_running_loop().call_later(FRONT_END_WORD_S, self._end, End(Part.FRONT_END, reason))
+    def front_ends_ended(self, reason: str) -> None:
+        self._end(End(Part.FRONT_END, reason))
 
-    def _on_companion_silence(self, what: str) -> None:
+    def front_end_work(self, front_end: FrontEnd, ranks: Sequence[RankWork]) -> None:
+        if self._run is not None and self._run.liveness is not None:
+            self._run.liveness.work(front_end, ranks)
+
+    def engine_lost(self, reason: str) -> None:
+        self._die(reason)
+
+    def companion_silent(self, what: str) -> None:
         if self._companion is not None:
             self._companion.restart(what)
 
     def _on_phase(self, phase: Phase) -> None:
-        if self._progress is not None:
-            self._progress.advance(StartPhase.IMPORTING if phase is Phase.AWAITED else StartPhase.LOADING)
-        if self._link is not None and self._link.done:
-            self._ranks_up.set()
+        run = self._run
+        if run is None:
+            return
+        run.progress.advance(StartPhase.IMPORTING if phase is Phase.AWAITED else StartPhase.LOADING)
+        if self._link.done:
+            run.ranks_up.set()
 
     def _on_load(self, load: RankLoad) -> None:
-        if self._front_end is not None:
-            self._front_end.send(load)
+        if self._front_ends is not None:
+            self._front_ends.send(load)
 
-    def _on_engine_line(self, line: str) -> None:
-        _relayed.info("[%s] %s", self._config.engine, line)
-        if self._progress is not None:
-            self._progress.sign()
+    def _on_step(self, codec: Codec, step: object) -> None:
+        if self._warm_up is not None:
+            self._warm_up.take(codec, step)
+        reply = codec.reply(step)
+        if reply is not None and self._run is not None and self._run.liveness is not None:
+            self._run.liveness.answered(reply.call_id)
 
     def _on_companion_line(self, line: str) -> None:
         _relayed.debug("[%s companion] %s", self._config.engine, line)
-        if self._progress is not None:
-            self._progress.sign()
+        if self._run is not None:
+            self._run.progress.sign()
 
     def _tell_loading(self, phase: StartPhase, elapsed_s: float) -> None:
-        if self._front_end is not None:
-            self._front_end.send(Loading(phase=phase.value, elapsed_s=elapsed_s))
+        if self._front_ends is not None:
+            self._front_ends.send(Loading(phase=phase.value, elapsed_s=elapsed_s))
+
+    # -- orders --------------------------------------------------------------------------------------------------------
+
+    async def _reload(self, say: Callable[[str], None]) -> None:
+        assert self._front_ends is not None  # commands are taken once it serves
+        await self._front_ends.upgrade(say)
+
+    async def _reload_by_signal(self) -> None:
+        if self._front_ends is None:
+            return
+        try:
+            await self._front_ends.upgrade(lambda line: _log.info("%s", line))
+        except SupervisorError as error:
+            _log.error("SIGHUP: %s", error)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        reloads: set[asyncio.Task[None]] = set()
+
+        def reload() -> None:
+            _log.info("SIGHUP: replacing the front end")
+            reloads.add(task := asyncio.ensure_future(self._reload_by_signal()))
+            task.add_done_callback(reloads.discard)
+
+        numbers = (signal.SIGTERM, signal.SIGINT)
         for number in numbers:
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, reload)
         try:
             yield
         finally:
-            for number in numbers:
+            for task in reloads:
+                task.cancel()
+            for number in (*numbers, signal.SIGHUP):
                 loop.remove_signal_handler(number)
 
     def _on_signal(self, number: signal.Signals) -> None:
@@ -331,11 +441,16 @@ class Supervisor:
         elif not self._hurry.is_set():
             _log.warning("%s again: cutting the drain short", number.name)
             self._hurry.set()
-        elif self._engine is not None:
+        elif self._run is not None:
             _log.warning("%s once more: killing %s", number.name, self._engine.name)
-            self._engine.kill()
+            self._run.process.kill()
 
 
-async def _end_process(front_end: FrontEnd, lifeline: Lifeline) -> None:
-    await front_end.stop()
-    lifeline.forget(front_end.process)
+async def _cancel(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, SupervisorError):
+        await task
+
+
+async def _known(facts: Facts) -> Facts:
+    return facts

@@ -181,6 +181,10 @@ class Codec(Protocol):
 
     def utility(self, call_id: int, method: str, args: Sequence[Any]) -> Frames: ...
 
+    def ping(self, call_id: int) -> Frames:
+        """A call that the engine's loop answers between two steps and that changes nothing."""
+        ...
+
     def is_death(self, frames: Sequence[Any]) -> bool:
         """Whether the message is the engine's last word instead of a step."""
         ...

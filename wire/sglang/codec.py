@@ -40,6 +40,9 @@ class SglangCodec:
     def utility(self, call_id: int, method: str, args: Sequence[Any]) -> Frames:
         return self._requests.control(call_id, method, args)
 
+    def ping(self, call_id: int) -> Frames:
+        return self._requests.control(call_id, "ping", [])  # refused by name, by the scheduler's own loop
+
     def is_death(self, frames: Sequence[Any]) -> bool:
         return control.is_death(frames)
 

@@ -43,6 +43,9 @@ class VllmCodec:
     def utility(self, call_id: int, method: str, args: Sequence[Any]) -> Frames:
         return self._requests.utility(call_id, method, args)
 
+    def ping(self, call_id: int) -> Frames:
+        return self.utility(call_id, "is_sleeping", [])
+
     def is_death(self, frames: Sequence[Any]) -> bool:
         return control.is_death(frames)
 
