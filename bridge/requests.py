@@ -431,7 +431,7 @@ class RequestTable:
         it is what it sets up.
         """
         if len(outputs) < FEW:
-            return [delta for delta in outputs if not self._deliver_alone(delta)]
+            return self._deliver_few(outputs)
         found = list(map(self._express.get, [delta.request_id for delta in outputs]))
         pairs = [
             (express, delta.new_token_ids[0])
@@ -453,16 +453,20 @@ class RequestTable:
             if express is None or delta.finish_reason is not None or len(delta.new_token_ids) != 1
         ]
 
-    def _deliver_alone(self, delta: Any) -> bool:
-        """As `_deliver_express`, for one delta; whether it was sent."""
-        express = self._express.get(delta.request_id)
-        if express is None or delta.finish_reason is not None or len(delta.new_token_ids) != 1:
-            return False
-        output_ids, heads, middle, send, stream_id, connection = express
-        token = delta.new_token_ids[0]
-        output_ids.append(token)
-        send_one(send, stream_id, render(heads, middle, token, len(output_ids)), connection)
-        return True
+    def _deliver_few(self, outputs: Iterable[Any]) -> list[Any]:
+        """As `_deliver_express`, one delta after the other."""
+        rest: list[Any] = []
+        find = self._express.get
+        for delta in outputs:
+            express = find(delta.request_id)
+            tokens = delta.new_token_ids
+            if express is None or delta.finish_reason is not None or len(tokens) != 1:
+                rest.append(delta)
+                continue
+            output_ids, heads, middle, send, stream_id, connection = express
+            output_ids += tokens
+            send_one(send, stream_id, render(heads, middle, tokens[0], len(output_ids)), connection)
+        return rest
 
     def _board(self, sequence: Sequence) -> None:
         template, outlet = sequence.sink.template, sequence.out.outlet

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bridge.wire.codec import EmbedCall, Finish, Frames, GenerateCall, Load, Logprobs, Reply
+from bridge.wire.codec import EmbedCall, Finish, Frames, GenerateCall, Load, Logprobs
 from bridge.wire.errors import LayoutError
 from bridge.wire.layout import READY_MESSAGE, Layouts
 from bridge.wire.tensors import Tensor
@@ -30,6 +30,11 @@ class VllmCodec:
         self._requests = RequestEncoder(layouts, client_index)
         self._outputs = OutputReader(layouts)
         self._control = control.ControlReader(layouts)
+        # What every step or delta takes is called without a method of ours in between.
+        self.step = self._outputs.step
+        self.has_load = self._control.has_load
+        self.reply = self._control.reply
+        self.logprobs = self._outputs.logprobs
 
     def add(self, call: GenerateCall) -> Frames:
         return self._requests.add(call)
@@ -49,26 +54,14 @@ class VllmCodec:
     def is_death(self, frames: Sequence[Any]) -> bool:
         return control.is_death(frames)
 
-    def step(self, frames: Sequence[Any]) -> VllmStep:
-        return self._outputs.step(frames)
-
-    def has_load(self, step: VllmStep) -> bool:
-        return self._control.has_load(step)
-
     def load(self, step: VllmStep) -> Load | None:
         return self._control.load(step)
-
-    def reply(self, step: VllmStep) -> Reply | None:
-        return self._control.reply(step)
 
     def finish(self, delta: Any) -> tuple[Finish, int | None, str | None]:
         return self._outputs.finish(delta)
 
     def cached_tokens(self, delta: Any) -> int | None:
         return self._outputs.cached_tokens(delta)
-
-    def logprobs(self, step: VllmStep, delta: Any) -> Logprobs | None:
-        return self._outputs.logprobs(step, delta)
 
     def prompt_logprobs(self, step: VllmStep, delta: Any) -> Logprobs | None:
         return self._outputs.prompt_logprobs(step, delta)
