@@ -1,7 +1,8 @@
 """The least that serves vllm.grpc.engine with grpc.aio: `python -m tests.bench.peers.aio PORT HANDSHAKE_ADDRESS FOLDER`.
 
-One handler coroutine a stream that an event wakes; deltas that wait for it leave as one message, as vLLM's own output
-collector merges them. No guard, no aborts, no errors; everything it leaves out makes it cheaper.
+One handler coroutine a stream that an event wakes, and pyzmq's asyncio sockets; deltas that wait for a handler leave as
+one message, as vLLM's own output collector merges them. No guard, no aborts, no errors: what it leaves out makes it
+cheaper.
 """
 
 from __future__ import annotations
@@ -15,13 +16,12 @@ from typing import Any
 
 import grpc
 import uvloop
-import zmq
+import zmq.asyncio
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc as pb_grpc
 
 from bridge.wire.codec import GenerateCall, Sampling
 from bridge.wire.handshake import Handshake, HandshakeServer
-from bridge.wire.link import Slot
 from bridge.wire.vllm.codec import VllmCodec, from_ready
 
 
@@ -39,13 +39,12 @@ class Pending:
 class Servicer(pb_grpc.VllmEngineServicer):  # type: ignore[misc]
     """Generate on one rank."""
 
-    def __init__(self, slot: Slot, codec: VllmCodec, rank: bytes) -> None:
-        self._slot = slot
+    def __init__(self, inputs: zmq.asyncio.Socket, codec: VllmCodec, rank: bytes) -> None:
+        self._inputs = inputs
         self._codec = codec
         self._rank = rank
         self._streams: dict[str, Pending] = {}
         self._counter = 0
-        asyncio.get_running_loop().add_reader(slot.output_fd, self._readable)
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         self._counter += 1
@@ -60,7 +59,7 @@ class Servicer(pb_grpc.VllmEngineServicer):  # type: ignore[misc]
         )
         call = GenerateCall(wire_id=wire_id, prompt_token_ids=prompt, sampling=sampling, arrival_time=time.time())
         pending = self._streams[wire_id] = Pending()
-        self._slot.send(self._rank, self._codec.add(call))
+        await self._inputs.send_multipart([self._rank, *self._codec.add(call)])
         output: list[int] = []
         while not pending.done or pending.tokens:
             await pending.arrived.wait()
@@ -75,9 +74,10 @@ class Servicer(pb_grpc.VllmEngineServicer):  # type: ignore[misc]
         )
         yield pb.GenerateResponse(complete=complete)
 
-    def _readable(self) -> None:
-        while (frames := self._slot.receive()) is not None:
-            for delta in self._codec.step(frames).outputs:
+    async def read(self, outputs: zmq.asyncio.Socket) -> None:
+        """Hand the engine's steps to the streams, for ever."""
+        while True:
+            for delta in self._codec.step(await outputs.recv_multipart()).outputs:
                 pending = self._streams.get(delta.request_id)
                 if pending is not None:
                     pending.tokens += delta.new_token_ids
@@ -86,24 +86,28 @@ class Servicer(pb_grpc.VllmEngineServicer):  # type: ignore[misc]
 
 
 async def serve(port: str, address: str, folder: Path) -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    server = HandshakeServer(context, address)
-    slot = Slot(context, 0, f"ipc://{folder}/ai", f"ipc://{folder}/ao")
-    handshake = Handshake(inputs=[slot.input_address], outputs=[slot.output_address], rank_count=1)
+    context = zmq.asyncio.Context()
+    inputs, outputs = context.socket(zmq.ROUTER), context.socket(zmq.PULL)
+    inputs.setsockopt(zmq.SNDHWM, 0)
+    outputs.setsockopt(zmq.RCVHWM, 0)
+    addresses = f"ipc://{folder}/ai", f"ipc://{folder}/ao"
+    inputs.bind(addresses[0])
+    outputs.bind(addresses[1])
+    server = HandshakeServer(zmq.Context(), address)
+    handshake = Handshake(inputs=[addresses[0]], outputs=[addresses[1]], rank_count=1)
     while not handshake.done:
         while (received := server.receive()) is not None:
             for reply in handshake.receive(*received):
                 server.send(*reply)
-        while (ready := slot.receive_ready()) is not None:
-            handshake.receive_ready_map(*ready)
-        await asyncio.sleep(0.01)
+        if await inputs.poll(10):
+            handshake.receive_ready_map(*await inputs.recv_multipart())
     (state,) = handshake.ranks.values()
     grpc_server = grpc.aio.server()
-    servicer = Servicer(slot, from_ready(state.ready or {}, None, 0), state.identity)
+    servicer = Servicer(inputs, from_ready(state.ready or {}, None, 0), state.identity)
     pb_grpc.add_VllmEngineServicer_to_server(servicer, grpc_server)
     grpc_server.add_insecure_port(f"127.0.0.1:{port}")
     await grpc_server.start()
-    await grpc_server.wait_for_termination()
+    await servicer.read(outputs)
 
 
 if __name__ == "__main__":
