@@ -8,6 +8,7 @@ from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
 
 from bridge.engine import RankView
 from bridge.refusal import invalid
+from bridge.requests import RequestTable
 
 SECTIONS = ("core", "memory", "spec", "lora", "disagg", "queues", "all")
 """Core is always there. The lane tells nothing of speculative decoding and adapters, so their sections stay unset."""
@@ -22,7 +23,7 @@ def sections_of(include: Sequence[str]) -> frozenset[str]:
 
 
 def load_of(
-    rank: RankView, waiting_tokens: int, tokens_per_second: float, sections: frozenset[str], mode: str
+    rank: RankView, table: RequestTable, tokens_per_second: float, sections: frozenset[str], mode: str
 ) -> pb.SchedulerLoad:
     """A rank's load. `mode` is the engine's --disaggregation-mode; figures the lane does not tell are left out."""
     load, ready = rank.load, rank.ready
@@ -37,10 +38,10 @@ def load_of(
         max_total_num_tokens=capacity,
         token_usage=load.kv_cache_usage,
         gen_throughput=tokens_per_second,
-        cache_hit_rate=rank.hits / rank.queries if rank.queries else 0.0,
+        cache_hit_rate=table.cache_hit_rate(rank.identity),
         utilization=load.running / seats if seats else 0.0,
         max_running_requests=seats,
-        num_waiting_uncached_tokens=waiting_tokens,
+        num_waiting_uncached_tokens=table.waiting_prompt_tokens.get(rank.identity, 0),
     )
     if "memory" in sections:
         found.memory.token_capacity = capacity

@@ -310,14 +310,14 @@ class SglangScheduler:
 
     async def get_loads(self, message: pb.GetLoadsRequest, call: Call) -> pb.GetLoadsResponse:
         engine = self._engine
-        waiting = engine.table.waiting_prompt_tokens
+        table = engine.table
         sections = sections_of(message.include)
         wanted = message.dp_rank if message.HasField("dp_rank") else None
         if wanted is not None:
             engine.pinned_rank("dp_rank", wanted)
         rate = engine.tokens_per_second() / len(engine.ranks)
         loads = [
-            load_of(rank, waiting.get(rank.identity, 0), rate, sections, self._mode())
+            load_of(rank, table, rate, sections, self._mode())
             for rank in engine.ranks
             if wanted is None or rank.index == wanted
         ]
