@@ -77,4 +77,4 @@ def test_a_failed_step_shows_what_the_tool_said(checkout: Path) -> None:
 def test_an_unknown_name_is_wrong_usage(checkout: Path) -> None:
     wrong = build(checkout, "nothing")
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr == "usage: build.py dev|vllm|sglang|smg|model|tiny|all …\n"
+    assert wrong.stderr == "usage: build.py dev|vllm|sglang|smg|router|vllm-rs|model|tiny|all …\n"
