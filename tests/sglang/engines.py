@@ -6,6 +6,9 @@ from pathlib import Path
 
 ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
 
+TWO_RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+"""SGLang wants to know the cores of each rank where it finds fewer memory nodes than ranks."""
+
 FLAGS = (
     *("--device", "cpu", "--attention-backend", "torch_native", "--disable-cuda-graph", "--disable-overlap-schedule"),
     *("--dtype", "float32", "--max-total-tokens", "8192", "--grammar-backend", "xgrammar", "--sleep-on-idle"),

@@ -6,7 +6,7 @@ Requests are written from the layouts that the rank declares, answers are read a
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -126,10 +126,9 @@ class Peer:
         socket.bind(address)
         return socket
 
-    def up(self, python: Path, model: Path, *flags: str) -> Peer:
-        self.engine = Running(
-            headless(python, self.server.address, model, *flags), self._folder / "engine.log", ENVIRONMENT
-        )
+    def up(self, python: Path, model: Path, *flags: str, environment: Mapping[str, str] | None = None) -> Peer:
+        command = headless(python, self.server.address, model, *flags)
+        self.engine = Running(command, self._folder / "engine.log", {**ENVIRONMENT, **(environment or {})})
         until = time.monotonic() + START_LIMIT_S
         while not self._handshake.done or len(self.ready) < len(self._handshake.ranks):
             self.engine.must_run("starting")
@@ -155,13 +154,15 @@ class Peer:
         *,
         slot: int = 0,
         rank: int = 0,
+        metadata: bytes | None = None,
         **more: Any,
     ) -> None:
         """A generation; `more` are fields of the engine's request struct."""
         params = self._array("SamplingParams", {**(sampling or {})}, SAMPLING)
         given = {"rid": rid, "input_ids": list(ids), "sampling_params": params, "stream": True, **more}
         fields = ["TokenizedGenerateReqInput", *self._array("TokenizedGenerateReqInput", given, GENERATE)]
-        self.send(b"\x00", msgspec.msgpack.encode(fields), slot=slot, rank=rank)
+        behind = [] if metadata is None else [metadata]
+        self.send(b"\x00", msgspec.msgpack.encode(fields), *behind, slot=slot, rank=rank)
 
     def embed(self, rid: str, ids: Sequence[int], **more: Any) -> None:
         params = self._array("SamplingParams", {}, SAMPLING)
