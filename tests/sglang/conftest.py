@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.gateways import wait_until_ready
+from tests.running import Running, unused_port
 from tests.sglang.peer import Peer
+from tests.sglang.worker import SglangWorker
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +23,24 @@ def lane(sglang_python: Path, tiny_llama: Path, tmp_path_factory: pytest.TempPat
     """The lane of one rank with a tiny Llama, three slots offered."""
     with Peer(tmp_path_factory.mktemp("lane"), slots=3) as peer:
         yield peer.up(sglang_python, tiny_llama, "--enable-return-hidden-states")
+
+
+@pytest.fixture(scope="session")
+def served(sglang_python: Path, smollm2: Path, logs: Path) -> Iterator[SglangWorker]:
+    """`serve sglang` with SmolLM2 in float32."""
+    port = unused_port()
+    flags = ("--served-model-name", "smol", "--enable-return-hidden-states")
+    with SglangWorker(sglang_python, smollm2, port, logs / "served.log", flags) as worker:
+        yield worker.wait_until_serving()
+
+
+@pytest.fixture(scope="session")
+def smg(smg_binary: Path, served: SglangWorker, smollm2: Path, logs: Path) -> Iterator[str]:
+    """The real smg gateway in front of `served`; its base URL."""
+    port = unused_port()
+    command = [smg_binary, "launch", "--worker-urls", f"grpc://{served.address}", "--model-path", smollm2]
+    flags = ["--host", "127.0.0.1", "--port", port, "--prometheus-port", unused_port()]
+    with Running([*command, *flags], logs / "smg.log") as gateway:
+        base = f"http://127.0.0.1:{port}"
+        wait_until_ready(gateway, base)
+        yield base
