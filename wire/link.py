@@ -66,6 +66,8 @@ class Slot:
         try:
             self._input = context.socket(zmq.ROUTER)
             self._input.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            # An engine that is started again may dial before this socket has seen the end of the last one.
+            self._input.setsockopt(zmq.ROUTER_HANDOVER, 1)
             self._input.setsockopt(zmq.SNDHWM, 0)
             self._input.setsockopt(zmq.RCVHWM, 0)
             self._input.setsockopt(zmq.LINGER, 0)
