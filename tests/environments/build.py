@@ -254,6 +254,11 @@ def _make_sglang_engine(target: Target) -> None:
     target.pip(f"SGLang {SGLANG} and what it runs with", "--no-deps", "-r", HERE / "sglang.txt")
 
 
+def _make_sglang_http(target: Target) -> None:
+    """Its own server, beside which the bridge is compared."""
+    target.pip("what SGLang's HTTP server runs with", "--no-deps", "-r", HERE / "sglang_http.txt")
+
+
 def _stand_in_for_gpu(target: Target) -> None:
     """SGLang imports its kernels at start, on the CPU too."""
     site = _site_packages(target)
@@ -344,6 +349,7 @@ TARGETS = {
             (
                 Layer("engine", _text("sglang.txt") + f"torch {TORCH}", _make_sglang_engine, base=True),
                 Layer("no gpu", _text(*NO_GPU), _stand_in_for_gpu),
+                Layer("http server", _text("sglang_http.txt"), _make_sglang_http),
                 Layer("bridge", _project_recipe(), _install_bridge_beside_sglang),
             ),
         ),
