@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
@@ -165,7 +166,7 @@ class Sequence:
         self.rich = rich
         self.out = request.out
         self.sink = request.sink
-        self.output_ids: list[int] = []
+        self.output_ids: array[int] = array("I")
         self.held = 0
         """The last tokens of `output_ids` that no chunk was rendered for."""
         self.started = False
@@ -243,7 +244,7 @@ class Request:
         self.open = 0
 
 
-Express = tuple[list[int], Heads, bytes, Callable[[int, bytes], None], int, Connection]
+Express = tuple["array[int]", Heads, bytes, Callable[[int, bytes], None], int, Connection]
 """What turns a sequence's next token into a message in its connection: its output ids, its template, its outlet."""
 
 
@@ -395,7 +396,7 @@ class RequestTable:
                     touched.append(sequence)
                 if sequence.plain:
                     tokens = delta.new_token_ids
-                    sequence.output_ids += tokens
+                    sequence.output_ids.extend(tokens)
                     sequence.held += len(tokens)
                 elif self._take(sequence, step, delta):
                     continue
@@ -413,7 +414,7 @@ class RequestTable:
                 continue
             tokens = delta.new_token_ids
             if sequence.plain:
-                sequence.output_ids += tokens
+                sequence.output_ids.extend(tokens)
                 sequence.held += len(tokens)
             elif self._take(sequence, step, delta):
                 continue
@@ -442,7 +443,7 @@ class RequestTable:
             return outputs
         rows, tokens = zip(*pairs, strict=True)
         output_ids, heads, middles, sends, stream_ids, connections = zip(*rows, strict=True)
-        deque(map(list.append, output_ids, tokens), maxlen=0)
+        deque(map(array.append, output_ids, tokens), maxlen=0)
         framed = render_each(heads, middles, tokens, list(map(len, output_ids)))
         send_each(sends, stream_ids, framed, connections)
         if len(pairs) == len(found):
@@ -464,7 +465,7 @@ class RequestTable:
                 rest.append(delta)
                 continue
             output_ids, heads, middle, send, stream_id, connection = express
-            output_ids += tokens
+            output_ids.append(tokens[0])
             send_one(send, stream_id, render(heads, middle, tokens[0], len(output_ids)), connection)
         return rest
 
@@ -492,7 +493,7 @@ class RequestTable:
         held = sequence.held
         if held:
             sequence.held = 0
-            sequence.sink.chunk(sequence, sequence.output_ids[-held:])
+            sequence.sink.chunk(sequence, sequence.output_ids[-held:].tolist())
 
     def _take(self, sequence: Sequence, step: Any, delta: Any) -> bool:
         """The first delta of a sequence, and every delta of a rich one; True when that ended it."""
@@ -502,7 +503,7 @@ class RequestTable:
         if rich is None:
             sequence.plain = True
             sequence.steady = sequence.request.stream
-            sequence.output_ids += delta.new_token_ids
+            sequence.output_ids.extend(delta.new_token_ids)
             sequence.held += len(delta.new_token_ids)
             return False
         try:
@@ -531,7 +532,7 @@ class RequestTable:
             found = rich.stops.feed(text)
             if found is not None:
                 kept, matched = found
-        sequence.output_ids += tokens[:kept]
+        sequence.output_ids.extend(tokens[:kept])
         sequence.held += kept
         if rich.logprobs is not None:
             rows = codec.logprobs(step, delta)

@@ -9,11 +9,14 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
 from bridge.wire.tensors import Tensor
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+"""What a contract can carry as a token id."""
 
 Frames = list[bytes]
 """One ZMQ message without the peer identity: type and payload frames, as the engine reads them."""

@@ -159,7 +159,7 @@ class Sink:
 
     def complete(self, sequence: Sequence) -> None:
         assert sequence.finish is not None
-        tokens = self._last if self._stream else sequence.output_ids
+        tokens = self._last if self._stream else sequence.output_ids.tolist()
         out, text = self._text_out(sequence), ""
         if out is not None:
             stopped = sequence.finish is Finish.STOP and sequence.stop_string is None

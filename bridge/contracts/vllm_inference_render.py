@@ -101,7 +101,7 @@ class IdsSink:
         self._send_output(self.body(sequence, tokens, sequence.sent - len(tokens), ended=False))
 
     def complete(self, sequence: Sequence) -> None:
-        tokens = self._last if self._stream else sequence.output_ids
+        tokens = self._last if self._stream else sequence.output_ids.tolist()
         body = self.body(sequence, tokens, len(sequence.output_ids) - len(tokens), ended=True)
         finish = finish_info(sequence, self._eos)
         output = b"%b%b%b%b" % (body, FINISH_INFO, VARINT[len(finish)], finish)

@@ -51,13 +51,13 @@ class BareTable(RequestTable):
             tokens = delta.new_token_ids
             if delta.finish_reason is None:
                 ids = sequence.output_ids
-                ids += tokens
+                ids.extend(tokens)
                 if sequence.held or sequence.out.blocked:
                     sequence.held += len(tokens)
                 elif tokens:
                     sequence.sink.chunk(sequence, tokens)
                 continue
-            sequence.output_ids += tokens
+            sequence.output_ids.extend(tokens)
             sequence.held += len(tokens)
             self._last(sequence, delta)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from bridge.wire.codec import Finish, Load, Logprobs, Reply
+from bridge.wire.codec import Finish, Load, Logprobs, Reply, TokenId
 from bridge.wire.errors import WireError
 from bridge.wire.tensors import Tensor, packed_floats, tensor_of
 
@@ -34,7 +34,7 @@ class BatchTokenIDSlimOutput(msgspec.Struct, tag=True, array_like=True, gc=False
     """
 
     rids: list[str]
-    output_ids: list[list[int]]
+    output_ids: list[list[TokenId]]
     finished_reasons: list[str]
     finished_messages: list[str | None]
     finished_matched: list[int | str | None]

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
-from bridge.wire.codec import Finish, Logprobs
+from bridge.wire.codec import Finish, Logprobs, TokenId
 from bridge.wire.errors import WireError
 from bridge.wire.layout import Field, Layouts, decoder_struct
 from bridge.wire.tensors import Tensor, raw_view, read_tensor
@@ -22,7 +22,7 @@ OUTPUTS = "EngineCoreOutputs"
 
 OUTPUT_FIELDS = (
     Field("request_id", str),
-    Field("new_token_ids", list[int]),
+    Field("new_token_ids", list[TokenId]),
     Field("new_logprobs", msgspec.Raw, None),
     Field("new_prompt_logprobs_tensors", msgspec.Raw, None),
     Field("pooling_output", Any, None),
