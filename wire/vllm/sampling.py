@@ -108,7 +108,9 @@ def sampling_params(sampling: Sampling, transfer_params: dict[str, Any] | None =
         all_stop_token_ids=held_back,
         logprobs=sampling.logprobs,
         prompt_logprobs=sampling.prompt_logprobs,
-        skip_reading_prefix_cache=True if sampling.bypass_prefix_cache or sampling.prompt_logprobs is not None else None,
+        skip_reading_prefix_cache=True
+        if sampling.bypass_prefix_cache or sampling.prompt_logprobs is not None
+        else None,
         logit_bias=sampling.logit_bias,
         allowed_token_ids=sampling.allowed_token_ids,
         bad_words_token_ids=sampling.bad_words_token_ids,

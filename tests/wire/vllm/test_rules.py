@@ -57,7 +57,7 @@ def test_everything_that_the_decoder_takes_is_allowed_unless_a_worker_dies_of_it
 
 def test_every_field_with_a_recorded_verdict_has_a_rule_and_the_others_are_not_the_decoders() -> None:
     recorded = {entry["field"] for entry in VECTORS["0.32.0"]["values"]}
-    assert set(RULES) - recorded == {"priority", "prompt_token_ids", "structured_output_backend"}
+    assert set(RULES) - recorded == {"bypass_prefix_cache", "priority", "prompt_token_ids", "structured_output_backend"}
 
 
 @pytest.mark.parametrize(
