@@ -1,11 +1,16 @@
-"""Figures to bench.json, to a table on the terminal, and to the verdict on the targets."""
+"""Figures to bench.json, to a table on the terminal, and to the verdict on the targets.
+
+`python -m tests.bench.report bench.json` prints a run as Markdown.
+"""
 
 from __future__ import annotations
 
 import json
 import statistics
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tests.bench.servers import KINDS
 from tests.bench.targets import ABSOLUTE, MOST_P99_GROWTH, RATIOS
@@ -23,6 +28,16 @@ UNITS = {
     "request_4096_16": "ms CPU a request, 4,096 in, 16 out",
     "p99_256": "ms from step to client, p99, 256 streams",
     "saturation": "tokens/s, as fast as it can",
+}
+
+ABSOLUTE_UNITS = {
+    "admission_us_128_idle": "µs from a request's last byte to its send, 128 tokens",
+    "admission_us_128_1024_open": "the same with 1,024 streams open",
+    "admission_us_100k": "the same for 100,000 tokens",
+    "p99_ms_256_while_100k_prompts": "ms from step to client, p99, while 100,000-token prompts arrive",
+    "rss_mb_idle": "MiB resident, all processes",
+    "rss_mb_10k_streams": "MiB resident with 10,000 open streams",
+    "listen_ms": "ms from exec to the first HealthCheck",
 }
 
 
@@ -78,3 +93,32 @@ def write(path: Path, samples: Samples, ratio: Mapping[str, float], absolute: Ma
     """bench.json: `ratio`, `absolute`, and every round's value under `samples`."""
     body = {"ratio": dict(sorted(ratio.items())), "absolute": dict(sorted(absolute.items())), "samples": samples}
     path.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
+
+
+def markdown(run: Mapping[str, Any]) -> str:
+    """The table of a run: medians, and how many times the bridge's figure the peer's is."""
+    samples, absolute = run["samples"], run["absolute"]
+    kinds = [kind for kind in KINDS if kind.name in samples]
+    lines = ["| | " + " | ".join(kind.title for kind in kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
+    for figure, unit in UNITS.items():
+        cells = []
+        for kind in kinds:
+            values = samples[kind.name].get(figure)
+            middle = statistics.median(values) if values else None
+            share = run["ratio"].get(f"{figure}_vs_{kind.name}")
+            against = f" ({1 / share:.1f}×)" if share else ""
+            cells.append("" if middle is None else f"{_short(middle)}{against}")
+        if any(cells):
+            lines.append(f"| {unit} | " + " | ".join(cells) + " |")
+    for key, unit in ABSOLUTE_UNITS.items():
+        if key in absolute:
+            lines.append(f"| {unit} | {_short(absolute[key])} |" + " |" * (len(kinds) - 1))
+    return "\n".join(lines)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    print(markdown(json.loads(Path(sys.argv[1]).read_text())))
