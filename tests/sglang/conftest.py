@@ -29,7 +29,7 @@ def lane(sglang_python: Path, tiny_llama: Path, tmp_path_factory: pytest.TempPat
 def served(sglang_python: Path, smollm2: Path, logs: Path) -> Iterator[SglangWorker]:
     """`serve sglang` with SmolLM2 in float32."""
     port = unused_port()
-    flags = ("--served-model-name", "smol", "--enable-return-hidden-states")
+    flags = ("--served-model-name", "smol", "--enable-return-hidden-states", "--enable-custom-logit-processor")
     with SglangWorker(sglang_python, smollm2, port, logs / "served.log", flags) as worker:
         yield worker.wait_until_serving()
 
