@@ -7,9 +7,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from tests.running import Running
+from tests.running import Running, Worker, unused_port
 
 
 def chat_text(question: str) -> str:
@@ -57,3 +59,23 @@ def post_events(url: str, body: dict[str, Any], timeout: float = 120.0) -> Itera
 
 def _request(url: str, body: dict[str, Any]) -> urllib.request.Request:
     return urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+
+
+class Gateway(Running):
+    """A gateway; `base` is its URL."""
+
+    base: str
+
+
+@contextmanager
+def vllm_router(binary: Path, tokenizer: Path, log: Path, *workers: Worker) -> Iterator[Gateway]:
+    """The real vllm-router in front of workers that serve vllm.Inference; `tokenizer` is a model folder."""
+    port = unused_port()
+    urls = [f"grpc://{worker.address}" for worker in workers]
+    flags = ["--host", "127.0.0.1", "--port", port, "--prometheus-port", unused_port(), "--policy", "round_robin"]
+    checks = ["--health-check-interval-secs", "1", "--health-failure-threshold", "1"]
+    command = [binary, "--worker-urls", *urls, *flags, *checks]
+    with Gateway(command, log, {"VLLM_ROUTER_TOKENIZER": str(tokenizer)}) as gateway:
+        gateway.base = f"http://127.0.0.1:{port}"
+        wait_until_ready(gateway, gateway.base)
+        yield gateway

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from tests.gateways import wait_until_ready
+from tests.gateways import vllm_router, wait_until_ready
 from tests.running import Running, Worker, unused_port
 
 ENGINE_FLAGS = (
@@ -23,6 +23,8 @@ ENGINE_FLAGS = (
     "268435456",
 )
 
+CONTRACTS = ("--contract", "vllm.grpc.engine", "--contract", "vllm.Inference", "--contract", "vllm.engine.v1")
+
 
 @pytest.fixture(scope="session")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -31,9 +33,9 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def served(vllm_python: Path, smollm2: Path, logs: Path) -> Iterator[Worker]:
-    """`serve vllm` with SmolLM2 in float32."""
+    """`serve vllm` with SmolLM2 in float32, for SMG and for vLLM Router."""
     port = unused_port()
-    command = [vllm_python, "-m", "bridge", "serve", "vllm", smollm2, "--port", port]
+    command = [vllm_python, "-m", "bridge", "serve", "vllm", smollm2, "--port", port, *CONTRACTS]
     with Worker([*command, "--served-model-name", "smol", *ENGINE_FLAGS], port, logs / "served.log") as worker:
         worker.wait_until_serving()
         yield worker
@@ -64,3 +66,10 @@ def smg(smg_binary: Path, served: Worker, smollm2: Path, logs: Path) -> Iterator
         base = f"http://127.0.0.1:{port}"
         wait_until_ready(gateway, base)
         yield base
+
+
+@pytest.fixture(scope="session")
+def router(router_binary: Path, served: Worker, smollm2: Path, logs: Path) -> Iterator[str]:
+    """The real vllm-router in front of `served`; its base URL."""
+    with vllm_router(router_binary, smollm2, logs / "router.log", served) as gateway:
+        yield gateway.base
