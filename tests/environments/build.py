@@ -187,8 +187,11 @@ def _write_stamp(target: Target, stamp: dict[str, str]) -> None:
 
 
 def _fingerprint(layer: Layer) -> str:
-    """Environments hold absolute paths and one Python, so both are part of every recipe."""
-    parts = (str(ROOT), ".".join(map(str, sys.version_info[:2])), layer.name, layer.recipe)
+    """Environments hold absolute paths and one Python, so both are part of every recipe.
+
+    The path is that of the folder itself: another checkout may link to it, and is not to make it again.
+    """
+    parts = (str(ENVS.resolve().parent), ".".join(map(str, sys.version_info[:2])), layer.name, layer.recipe)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
