@@ -106,7 +106,7 @@ def markdown(run: Mapping[str, Any]) -> str:
             values = samples[kind.name].get(figure)
             middle = statistics.median(values) if values else None
             share = run["ratio"].get(f"{figure}_vs_{kind.name}")
-            against = f" ({1 / share:.1f}×)" if share else ""
+            against = f" ({1 / share:.1f} x)" if share else ""
             cells.append("" if middle is None else f"{_short(middle)}{against}")
         if any(cells):
             lines.append(f"| {unit} | " + " | ".join(cells) + " |")
