@@ -36,10 +36,14 @@ class TextRules:
             self.added = {number: token.content for number, token in tokenizer.get_added_tokens_decoder().items()}
 
 
+REPLACEMENT = "\ufffd"
+"""What bytes become that are no character."""
+
+
 class Detokenizer:
     """The text of one sequence. What a token only begins (a character's first bytes) comes with the one that ends it."""
 
-    __slots__ = ("_after_added", "_rules", "_stream")
+    __slots__ = ("_after_added", "_pending", "_rules", "_stream")
 
     def __init__(self, rules: TextRules) -> None:
         from tokenizers.decoders import DecodeStream
@@ -47,6 +51,8 @@ class Detokenizer:
         self._rules = rules
         self._stream = DecodeStream(ids=rules.prompt, skip_special_tokens=rules.skip_special_tokens)
         self._after_added = False
+        self._pending: list[int] = []
+        """The last tokens, which have completed no text yet."""
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text that these tokens complete."""
@@ -62,7 +68,19 @@ class Detokenizer:
             if added is not None and self._after_added:
                 piece = added
             self._after_added = added is not None
+        if not piece:
+            self._pending.append(token)
+        elif self._pending:
+            self._pending.clear()
         return piece
+
+    def rest(self) -> str:
+        """What stands for a character that the last tokens began and did not complete."""
+        if not self._pending:
+            return ""
+        rules = self._rules
+        text = rules.tokenizer.decode(self._pending, skip_special_tokens=rules.skip_special_tokens)
+        return text if text.endswith(REPLACEMENT) else ""
 
     def _step(self, token: int) -> str:
         """The text that `token` completes. A stream that met output that is no text starts over, as vLLM's does."""

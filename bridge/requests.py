@@ -25,7 +25,7 @@ from bridge.metrics import Meters
 from bridge.refusal import Refusal
 from bridge.stops import StopMatcher
 from bridge.supervisor.ledger import Ledger
-from bridge.template import Heads, Template, render, render_each
+from bridge.template import Frames, Heads, Template, render, render_any, render_each
 from bridge.wire.codec import Codec, EmbedCall, Finish, GenerateCall
 from bridge.wire.errors import WireError
 from bridge.wire.link import LinkError
@@ -244,7 +244,7 @@ class Request:
         self.open = 0
 
 
-Express = tuple["array[int]", Heads, bytes, Callable[[int, bytes], None], int, Connection]
+Express = tuple["array[int]", Heads | Frames, bytes | None, Callable[[int, bytes], None], int, Connection]
 """What turns a sequence's next token into a message in its connection: its output ids, its template, its outlet."""
 
 
@@ -283,6 +283,7 @@ class RequestTable:
         self._live: dict[str, Sequence] = {}
         self._express: dict[str, Express] = {}
         """The sequences whose plain deltas of one token need nothing else, by wire id."""
+        self._render_each: Callable[..., list[bytes]] = render_each
         self._by_client: dict[str, Request] = {}
         self._requests: set[Request] = set()
         self._ended: dict[str, None] = {}
@@ -444,7 +445,7 @@ class RequestTable:
         rows, tokens = zip(*pairs, strict=True)
         output_ids, heads, middles, sends, stream_ids, connections = zip(*rows, strict=True)
         deque(map(array.append, output_ids, tokens), maxlen=0)
-        framed = render_each(heads, middles, tokens, list(map(len, output_ids)))
+        framed = self._render_each(heads, middles, tokens, list(map(len, output_ids)))
         send_each(sends, stream_ids, framed, connections)
         if len(pairs) == len(found):
             return ()
@@ -472,6 +473,8 @@ class RequestTable:
     def _board(self, sequence: Sequence) -> None:
         template, outlet = sequence.sink.template, sequence.out.outlet
         if template is not None and outlet is not None and not sequence.held:
+            if template.middle is None:
+                self._render_each = render_any
             self._express[sequence.wire_id] = (sequence.output_ids, *template, *outlet)
 
     def hold(self, request: Request) -> None:

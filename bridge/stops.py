@@ -87,6 +87,10 @@ class StopMatcher:
             self._tail = text[1 - rules.longest :] if rules.longest > 1 else ""
         return None
 
+    def rest(self) -> str:
+        """What stands for a character that the last tokens began and did not complete."""
+        return self._decoder.rest()
+
 
 def _first(text: str, old: int, strings: Sequence[str]) -> tuple[int, str] | None:
     """(start, string) of the one that ends first in `text`, among those that end behind its first `old` characters."""

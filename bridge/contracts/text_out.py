@@ -33,8 +33,9 @@ class TextOut:
     def last(self, tokens: list[int], stop_string: str | None, *, keep_stop: bool) -> str:
         """What is left to show of a sequence that ends with these tokens, `stop_string` included or not."""
         text = self._held + self._new(tokens)
+        source = self._decoder or self._matcher
         if stop_string is None or self._matcher is None or self._matcher.cut is None:
-            return text
+            return text if source is None else text + source.rest()
         end = self._matcher.cut + (len(stop_string) if keep_stop else 0)
         return text[: max(0, end - self._shown)]
 

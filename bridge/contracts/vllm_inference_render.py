@@ -15,11 +15,12 @@ from bridge.contracts.proto import enum, message
 from bridge.contracts.text_out import TextOut, text_out
 from bridge.detokenizer import TextRules
 from bridge.grpc.call import Call
+from bridge.grpc.framing import frame
 from bridge.grpc.status import Code
 from bridge.logprobs import Columns
 from bridge.requests import Rich, Sequence
 from bridge.stops import StopMatcher, StopRules
-from bridge.template import Template
+from bridge.template import Frames, Template
 from bridge.varint import VARINT, varints
 from bridge.wire.codec import Finish, Logprobs
 
@@ -78,9 +79,19 @@ class RankedColumns(Columns):
         self.ranks += rows.ranks[:count]
 
 
+def _plain_chunk(token: int) -> bytes:
+    """The framed chunk of one token that shows nothing but its id."""
+    id_ = VARINT[token]
+    return frame(b"%b%b%b\x01%b%b%b" % (OUTPUTS, VARINT[4 + len(id_)], NUM_TOKENS, TOKEN_IDS, VARINT[len(id_)], id_))
+
+
+PLAIN = Template(Frames(_plain_chunk), None)
+
+
 class IdsSink:
     """Renders one call that shows nothing but the token ids of one sequence: what vllm-router asks for."""
 
+    _plain: Template | None = PLAIN
     __slots__ = ("_call", "_eos", "_last", "_prompt_sent", "_stream", "shown", "template")
 
     def __init__(self, call: Call, shown: Shown, eos: frozenset[int], *, stream: bool) -> None:
@@ -98,6 +109,7 @@ class IdsSink:
             return
         if not self._prompt_sent:
             self._send_prompt(sequence)
+            self.template = self._plain
         self._send_output(self.body(sequence, tokens, sequence.sent - len(tokens), ended=False))
 
     def complete(self, sequence: Sequence) -> None:
@@ -141,6 +153,7 @@ class IdsSink:
 class FullSink(IdsSink):
     """Renders everything else: text, log-probabilities and candidates, several sequences."""
 
+    _plain = None
     __slots__ = ("_rules", "_texts")
 
     def __init__(self, call: Call, shown: Shown, eos: frozenset[int], rules: TextRules | None, *, stream: bool) -> None:
