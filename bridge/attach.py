@@ -19,7 +19,7 @@ from bridge.contracts.names import contracts_for
 from bridge.flags import Values, folders_of
 from bridge.frontend import FrontEnd, tame_collector
 from bridge.supervisor.errors import EXIT_REQUESTED, EXIT_UNREQUESTED, SupervisorError, UsageError
-from bridge.supervisor.listeners import bind_tcp, bind_unix
+from bridge.supervisor.listeners import bind_admin, bind_tcp, bind_unix
 from bridge.supervisor.state import StateFolder
 from bridge.wire.errors import LayoutError
 from bridge.wire.handshake import Handshake, HandshakeError, HandshakeServer
@@ -60,6 +60,7 @@ class _Attached:
         values, state = self._values, self._state
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         listener = bind_unix(Path(values["uds"])) if values["uds"] else bind_tcp(values["host"], values["port"])
+        admin = bind_admin(values["admin_bind"]) if values["admin_bind"] else None
         address = values["listen_handshake"]
         try:
             server = HandshakeServer(context, address)
@@ -88,7 +89,9 @@ class _Attached:
         loop.add_reader(int(self._disconnections.getsockopt(zmq.FD)), self._on_disconnect)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end, EXIT_REQUESTED, "a signal asked for the stop")
-        await front_end.server.serve(listener.socket)
+        for one in (listener, admin):
+            if one is not None:
+                await front_end.listen(one.kind, one.socket)
         log.info("serving gRPC on %s; waiting for the engine on %s", listener.address, server.address)
         self._on_handshake()
         self._on_disconnect()

@@ -124,6 +124,7 @@ def serve(arguments: list[str]) -> int:
         host=values["host"],
         port=values["port"],
         uds=Path(values["uds"]) if values["uds"] else None,
+        admin_bind=values["admin_bind"],
         served_model_name=values["served_model_name"],
         contracts=contracts_for(engine, values["contract"]),
         state_dir=state_dir,

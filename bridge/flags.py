@@ -112,6 +112,12 @@ class Values:
 LISTEN = (
     Flag("host", "127.0.0.1", "address the gRPC listener binds", metavar="ADDRESS"),
     Flag("port", 50051, "port the gRPC listener binds; 0 takes a free one", port, "PORT"),
+    Flag(
+        "admin-bind",
+        "",
+        "serve methods for administrators (flush, profile, pause, sleep, adapters) here only: HOST:PORT or unix:PATH",
+        metavar="ADDRESS",
+    ),
     Flag("uds", "", "serve on this unix socket instead of a port", metavar="PATH"),
 )
 CONTRACT = (
@@ -255,7 +261,7 @@ ATTACH = (
     *METRICS,
     *LOGGING,
 )
-FRONT_END = ("max_in_flight", "metrics_port", *(flag.key for flag in (*TLS, *LIMITS, *LOGGING)))
+FRONT_END = ("max_in_flight", "metrics_port", "admin_bind", *(flag.key for flag in (*TLS, *LIMITS, *LOGGING)))
 """Keys of the flags that a front end under a supervisor is told."""
 
 WITHOUT_MEANING = {

@@ -27,11 +27,14 @@ from bridge.contracts.reflection import ALPHA, V1, ReflectionService
 from bridge.engine import Engine, State
 from bridge.exposure import fitted, limits_of, tls_of
 from bridge.grpc.server import Server
+from bridge.grpc.service import Service
+from bridge.grpc.unprivileged import Unprivileged
 from bridge.orders import Orders
 from bridge.supervisor.channel import front_end_end
 from bridge.supervisor.control import CompanionSilent, EngineLost, Fatal, Start, Started
 from bridge.supervisor.errors import UsageError
 from bridge.supervisor.ledger import Ledger
+from bridge.supervisor.listeners import ADMIN
 from bridge.supervisor.logs import configure
 from bridge.wire.companion import Facts
 from bridge.wire.link import LinkError, Slot
@@ -81,14 +84,22 @@ class FrontEnd:
         self._names = ["", *(one.name for one in services)]
         self._set_health(serving=False)
         listed = [one.name for one in (*services, self.health)]
-        reflection = [ReflectionService(package, listed) for package in (V1, ALPHA)]
-        self.server = Server([*services, self.health, *reflection], fitted(limits_of(options)), tls_of(options))
+        beside: list[Service] = [self.health, *(ReflectionService(package, listed) for package in (V1, ALPHA))]
+        limits, tls = fitted(limits_of(options)), tls_of(options)
+        apart = bool(options.get("admin_bind"))
+        public = [Unprivileged(one) for one in services] if apart else services
+        self.server = Server([*public, *beside], limits, tls)
+        self._servers = {"grpc": self.server}
+        if apart:
+            self._servers[ADMIN] = Server([*services, *beside], limits, tls)
 
     def _cork(self) -> None:
-        self.server.cork()
+        for server in self._servers.values():
+            server.cork()
 
     def _flush(self) -> None:
-        self.server.flush()
+        for server in self._servers.values():
+            server.flush()
 
     def _set_health(self, *, serving: bool) -> None:
         for name in self._names:
@@ -106,8 +117,7 @@ class FrontEnd:
 
     async def listen(self, kind: str, listening: socket.socket) -> None:
         """Serve what `kind` of listener it is on a socket that somebody else bound."""
-        del kind  # there is one
-        await self.server.serve(listening)
+        await self._servers[kind].serve(listening)
 
     def engine_down(self, reason: str) -> None:
         """Every request ends with UNAVAILABLE; health is NOT_SERVING until `engine_up`."""
@@ -123,7 +133,7 @@ class FrontEnd:
         if not handover:
             self.context.draining = True
             self._set_health(serving=False)
-        draining = asyncio.ensure_future(self.server.drain(grace_s + 1.0))
+        draining = asyncio.gather(*(server.drain(grace_s + 1.0) for server in self._servers.values()))
         cut = 0
         if self.engine.state is State.UP:
             table = self.engine.table
@@ -134,12 +144,13 @@ class FrontEnd:
                     await asyncio.wait_for(idle.wait(), grace_s)
                 except TimeoutError:
                     cut = table.abort_all()
-                    self.server.flush()
+                    self._flush()
         await draining
         return cut
 
     async def close(self) -> None:
-        await self.server.close()
+        for server in self._servers.values():
+            await server.close()
         self.engine.close()
 
 

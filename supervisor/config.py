@@ -35,6 +35,8 @@ class ServeConfig:
     host: str = "127.0.0.1"
     port: int = 50051
     uds: Path | None = None
+    admin_bind: str = ""
+    """Where the methods for administrators are served, HOST:PORT or unix:PATH; empty: beside all others."""
     served_model_name: str = ""
     """Empty: the model argument as it was given, or the engine's name where there is none."""
     contracts: Sequence[str] = ()

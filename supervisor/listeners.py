@@ -15,6 +15,9 @@ from bridge.supervisor.control import Listener
 from bridge.supervisor.errors import UsageError
 from bridge.wire.link import MAX_IPC_PATH
 
+ADMIN = "admin"
+"""Kind of the gRPC listener that serves the methods for administrators."""
+
 BACKLOG = 1024
 """Connections that may wait for `accept`; the kernel caps it at net.core.somaxconn."""
 
@@ -88,6 +91,17 @@ def bind_tcp(
 def bind_metrics(host: str, port: int) -> BoundListener:
     """The listener of metrics and probes; raises `UsageError`."""
     return bind_tcp(host, port, "metrics", flags=("--metrics-host", "--metrics-port"))
+
+
+def bind_admin(where: str) -> BoundListener:
+    """The gRPC listener for administrators at HOST:PORT or unix:PATH; raises `UsageError`."""
+    scheme, _, path = where.partition(":")
+    if scheme == "unix":
+        return bind_unix(Path(path), ADMIN, flag="--admin-bind")
+    host, _, port = where.rpartition(":")
+    if not port.isdecimal():
+        raise UsageError(f"--admin-bind {where} is neither HOST:PORT nor unix:PATH")
+    return bind_tcp(host.strip("[]"), int(port), ADMIN, flags=("--admin-bind", "--admin-bind"))
 
 
 def bind_unix(path: Path, kind: str = "grpc", *, flag: str = "--uds") -> BoundListener:

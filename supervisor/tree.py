@@ -33,7 +33,7 @@ from bridge.supervisor.errors import EXIT_REQUESTED, StartError, SupervisorError
 from bridge.supervisor.front_end import FrontEnd
 from bridge.supervisor.front_ends import SERVING_LIMIT_S, FrontEnds
 from bridge.supervisor.lifeline import Lifeline
-from bridge.supervisor.listeners import BoundListener, bind_tcp, bind_unix
+from bridge.supervisor.listeners import BoundListener, bind_admin, bind_tcp, bind_unix
 from bridge.supervisor.liveness import Liveness
 from bridge.supervisor.logs import RELAYED
 from bridge.supervisor.policy import End, Part, Restarts
@@ -121,7 +121,7 @@ class Supervisor:
         spec = LaunchSpec(python=python, model=model, args=tuple(arguments))
         engine.check(spec)
 
-        listener = self._bind(owned)
+        listeners = self._bind(owned)
         state = self._state = StateFolder.open(config.state_dir)
         owned.callback(state.close)
         link = self._link = EngineLink(
@@ -145,8 +145,8 @@ class Supervisor:
         front_ends = self._front_ends = FrontEnds(
             link,
             lifeline,
-            lambda slot, at_once: self._start_message(slot, at_once, listener, companion_socket),
-            [listener.socket.fileno()],
+            lambda slot, at_once: self._start_message(slot, at_once, listeners, companion_socket),
+            [listener.socket.fileno() for listener in listeners],
             self,
             upgrade_drain_s=config.upgrade_drain_s,
         )
@@ -171,18 +171,25 @@ class Supervisor:
         owned.push_async_callback(commands.close)
         keeping = asyncio.ensure_future(self._keep_engine(run, facts))
         owned.push_async_callback(_cancel, keeping)
-        _log.info("serving %s (%s %s) on grpc://%s", name, facts.engine, facts.engine_version, listener.address)
+        where = listeners[0].address
+        _log.info("serving %s (%s %s) on grpc://%s", name, facts.engine, facts.engine_version, where)
 
-    def _bind(self, owned: contextlib.AsyncExitStack) -> BoundListener:
+    def _bind(self, owned: contextlib.AsyncExitStack) -> list[BoundListener]:
+        """The listener of the contracts, and the administrators' where they have their own."""
         config = self._config
-        listener = bind_unix(config.uds) if config.uds is not None else bind_tcp(config.host, config.port)
-        owned.callback(listener.close)
-        reach = "from this machine only" if listener.loopback else "from other machines too"
         tls = "with TLS" if config.options.get("tls_cert") else "without TLS"
-        _log.info("gRPC listens on %s, reachable %s, %s", listener.address, reach, tls)
-        return listener
+        listeners = []
+        for what, bind in (("gRPC", _bind_grpc), ("admin gRPC", _bind_admin)):
+            listener = bind(config)
+            if listener is None:
+                continue
+            owned.callback(listener.close)
+            listeners.append(listener)
+            reach = "from this machine only" if listener.loopback else "from other machines too"
+            _log.info("%s listens on %s, reachable %s, %s", what, listener.address, reach, tls)
+        return listeners
 
-    def _start_message(self, slot: int, at_once: bool, listener: BoundListener, companion: str) -> Start:
+    def _start_message(self, slot: int, at_once: bool, listeners: list[BoundListener], companion: str) -> Start:
         state, config = self._state, self._config
         input_address, output_address = state.slot(slot)
         return Start(
@@ -192,7 +199,7 @@ class Supervisor:
             incarnation=state.next_incarnation(slot),
             input_address=input_address,
             output_address=output_address,
-            listeners=[listener.describe()],
+            listeners=[listener.describe() for listener in listeners],
             contracts=list(config.contracts),
             options=config.options,
             companion=companion,
@@ -454,3 +461,11 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
 
 async def _known(facts: Facts) -> Facts:
     return facts
+
+
+def _bind_grpc(config: ServeConfig) -> BoundListener:
+    return bind_unix(config.uds) if config.uds is not None else bind_tcp(config.host, config.port)
+
+
+def _bind_admin(config: ServeConfig) -> BoundListener | None:
+    return bind_admin(config.admin_bind) if config.admin_bind else None

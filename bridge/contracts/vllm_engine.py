@@ -63,9 +63,9 @@ class VllmEngine:
         yield Method(f"/{NAME}/GetModelInfo", "unary", pb.GetModelInfoRequest, self.get_model_info)
         yield Method(f"/{NAME}/GetServerInfo", "unary", pb.GetServerInfoRequest, self.get_server_info)
         yield Method(f"/{NAME}/GetLoads", "unary", pb.GetLoadsRequest, self.get_loads)
-        yield Method(f"/{NAME}/FlushCache", "unary", common.FlushCacheRequest, self.flush_cache)
-        yield Method(f"/{NAME}/StartProfile", "unary", common.StartProfileRequest, self.start_profile)
-        yield Method(f"/{NAME}/StopProfile", "unary", common.StopProfileRequest, self.stop_profile)
+        yield Method(f"/{NAME}/FlushCache", "unary", common.FlushCacheRequest, self.flush_cache, admin=True)
+        yield Method(f"/{NAME}/StartProfile", "unary", common.StartProfileRequest, self.start_profile, admin=True)
+        yield Method(f"/{NAME}/StopProfile", "unary", common.StopProfileRequest, self.stop_profile, admin=True)
         yield Method(f"/{NAME}/GetTokenizer", "stream", common.GetTokenizerRequest, self.get_tokenizer)
         yield Method(f"/{NAME}/SubscribeKvEvents", "stream", common.SubscribeKvEventsRequest, self.subscribe_kv_events)
 
