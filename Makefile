@@ -23,7 +23,7 @@ test: lint
 	@$(DEV)/python -m pytest -q --ignore tests/clients
 
 bench:
-	@$(BUILD) dev smg model
+	@$(BUILD) dev smg model vllm-rs
 	@$(DEV)/python -m pip install --quiet "matplotlib>=3.8"
 	@status=0; $(DEV)/python -m tests.bench.bench || status=$$?; \
 	$(DEV)/python -m tests.bench.plot bench.json docs/benchmark.png; exit $$status

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from tests.bench import admission, report
-from tests.bench.cells import ENGINE_CONTRACT, OURS, PER_SERVER, listen_ms
+from tests.bench.cells import ENGINE_CONTRACT, INFERENCE, OURS, PER_SERVER, listen_ms
 from tests.bench.servers import KINDS, VLLM_RS, BenchError, Server, vllm_rs
 
 ROUNDS = 5
@@ -22,12 +22,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.bench", description=__doc__, allow_abbrev=False)
     parser.add_argument("--quick", action="store_true", help="one round of the cells of 256 streams")
     parser.add_argument(
-        "--only", default="", help="cells to run, with commas: " + ", ".join((*PER_SERVER, *ENGINE_CONTRACT, *OURS))
+        "--only",
+        default="",
+        help="cells to run, with commas: " + ", ".join((*PER_SERVER, *ENGINE_CONTRACT, *INFERENCE, *OURS)),
     )
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--json", type=Path, default=Path("bench.json"))
     given = parser.parse_args()
-    wanted = given.only.split(",") if given.only else [*PER_SERVER, *ENGINE_CONTRACT, *OURS, "admission", "listen"]
+    wanted = (
+        given.only.split(",")
+        if given.only
+        else [*PER_SERVER, *ENGINE_CONTRACT, *INFERENCE, *OURS, "admission", "listen"]
+    )
     if given.quick:
         wanted = ["cpu_token_256", "saturation", "admission"]
     try:
@@ -47,10 +53,10 @@ def run(wanted: list[str], rounds: int, path: Path) -> int:
         folder = Path(name)
         servers = [running.enter_context(Server(kind, folder / kind.name)) for kind in kinds]
         for number in range(rounds):
-            for cell, measure in {**PER_SERVER, **ENGINE_CONTRACT}.items():
+            for cell, measure in {**PER_SERVER, **ENGINE_CONTRACT, **INFERENCE}.items():
                 if cell not in wanted:
                     continue
-                for server in servers if cell in PER_SERVER else servers[:2]:
+                for server in _measured(cell, servers):
                     for figure, value in measure(server).items():
                         samples.setdefault(server.kind.name, {}).setdefault(figure, []).append(value)
                         print(f"round {number + 1}: {figure} {server.kind.name} {value:,.4g}", file=sys.stderr)
@@ -70,6 +76,13 @@ def run(wanted: list[str], rounds: int, path: Path) -> int:
     lines, good = report.verdict(ratio, absolute, statistics.median(ours_p99) if ours_p99 else None)
     print("\n".join(lines))
     return 0 if good else 1
+
+
+def _measured(cell: str, servers: list[Server]) -> list[Server]:
+    """The servers that run a cell; the bridge is the first."""
+    if cell in INFERENCE:
+        return [server for server in servers if server.kind.name in ("bridge", "vllm_rs")]
+    return servers if cell in PER_SERVER else servers[:2]
 
 
 if __name__ == "__main__":

@@ -52,6 +52,16 @@ def with_stop(server: Server) -> Figures:
     return {"cpu_token_stop": cost}
 
 
+def inference(stop: str, figure: str) -> Callable[[Server], Figures]:
+    """CPU microseconds a token of 256 streams over vllm.Inference, as vllm-router asks, with a stop string or without."""
+
+    def measure(server: Server) -> Figures:
+        load = Load(port=0, speech="inference", concurrency=256, tokens=TOKENS, stop=stop)
+        return {figure: _cost(server, load, STEP_US)[0]}
+
+    return measure
+
+
 def one_stream(server: Server) -> Figures:
     """CPU microseconds a token of a single stream, steps of 2 ms."""
     cost, _ = _cost(server, Load(port=0, concurrency=1, tokens=3000), 2000)
@@ -154,6 +164,12 @@ ENGINE_CONTRACT: dict[str, Callable[[Server], Figures]] = {
     "cpu_token_stop": with_stop,
 }
 """Cells of the servers that speak vllm.grpc.engine in full: the bridge and the Rust servicer."""
+
+INFERENCE: dict[str, Callable[[Server], Figures]] = {
+    "cpu_token_inference": inference("", "cpu_token_inference"),
+    "cpu_token_inference_stop": inference("no such words", "cpu_token_inference_stop"),
+}
+"""Cells of the servers that speak vllm.Inference: the bridge and vllm-rs."""
 
 OURS: dict[str, Callable[[Server], Figures]] = {"long_prompts": while_long_prompts, "memory": memory}
 """Cells that only the bridge runs."""

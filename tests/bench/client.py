@@ -32,11 +32,12 @@ class Load(msgspec.Struct, kw_only=True):
 
     `long_every_ms` sends a prompt of `long_prompt` tokens that often, each asking for one token, while the rest runs.
     With `hold_s` nothing is awaited: the streams are kept open that long after their first token. `logprobs` and `stop`
-    are asked for by every stream (vllm.grpc.engine only); no output holds `stop`.
+    are asked for by every stream (the former over vllm.grpc.engine only); no output holds `stop`. An empty `speech` is
+    the server's own.
     """
 
     port: int
-    speech: str = "engine"
+    speech: str = ""
     concurrency: int
     requests: int = 0
     prompt: int = 128

@@ -24,6 +24,8 @@ UNITS = {
     "cpu_token_1024": "µs CPU a token, 1,024 streams",
     "cpu_token_logprobs": "µs CPU a token, 256 streams, logprobs=5",
     "cpu_token_stop": "µs CPU a token, 256 streams, a stop string",
+    "cpu_token_inference": "µs CPU a token, 256 streams, vllm.Inference",
+    "cpu_token_inference_stop": "the same with a stop string, so with text",
     "one_stream": "µs CPU a token, one stream",
     "request_4096_16": "ms CPU a request, 4,096 in, 16 out",
     "p99_256": "ms from step to client, p99, 256 streams",

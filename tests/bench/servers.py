@@ -24,7 +24,7 @@ SMG_PYTHON = ROOT / ".envs/smg/bin/python"
 MODEL = ROOT / ".models/SmolLM2-135M-Instruct"
 """Its tokenizer is what stop strings are decoded with; its vocabulary is as large as the bench's."""
 VLLM_RS = "BRIDGE_BENCH_VLLM_RS"
-"""Names the `vllm-rs` binary of the vllm 0.33.0 wheel, when it is not on the PATH."""
+"""Names the `vllm-rs` binary of the vllm 0.33.0 wheel, when it is neither built here nor on the PATH."""
 START_S = 60.0
 CLIENT_S = 180.0
 ENGINE = "tests.bench.engine"
@@ -67,6 +67,7 @@ def _bridge(site: Site) -> list[str]:
     return [
         *(sys.executable, "-m", "tests.bench.serve", "--port", str(site.port), "--log-level", "warning"),
         *("--handshake-port", str(site.handshake_port), "--state-dir", str(state)),
+        *("--contract", "vllm.grpc.engine", "--contract", "vllm.Inference"),
     ]
 
 
@@ -92,7 +93,8 @@ def _vllm_rs(site: Site) -> list[str]:
 
 def vllm_rs() -> str | None:
     """The path of the vllm-rs binary, None where there is none."""
-    return os.environ.get(VLLM_RS) or shutil.which("vllm-rs")
+    built = str(ROOT / ".envs/vllm-rs/bin/vllm-rs")
+    return os.environ.get(VLLM_RS) or shutil.which(built) or shutil.which("vllm-rs")
 
 
 BRIDGE = Kind("bridge", "headless-bridge", "engine", _bridge, brings_engine=True)
@@ -161,7 +163,8 @@ class Server:
 
     def start_load(self, load: Load) -> subprocess.Popen[str]:
         """Start the load client against this server and its engine's pulse."""
-        load = msgspec.structs.replace(load, port=self.site.port, speech=self.kind.speech, pulse=str(self.site.pulse))
+        speech = load.speech or self.kind.speech
+        load = msgspec.structs.replace(load, port=self.site.port, speech=speech, pulse=str(self.site.pulse))
         command = [sys.executable, "-m", "tests.bench.client", json.dumps(msgspec.to_builtins(load))]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
 

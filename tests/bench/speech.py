@@ -139,19 +139,20 @@ class VllmEngine:
 
 
 class VllmInference:
-    """vllm.Inference/GenerateStream of vllm-rs: one message about the prompt, then outputs."""
+    """vllm.Inference/GenerateStream as vllm-router 0.1.17 asks: token ids, and text only with a stop string."""
 
     path = "/vllm.Inference/GenerateStream"
 
     def __init__(self, logprobs: int | None = None, stop: str = "") -> None:
-        if logprobs is not None or stop:
-            raise ValueError("logprobs and stop strings are asked for over vllm.grpc.engine only")
+        if logprobs is not None:
+            raise ValueError("logprobs are asked for over vllm.grpc.engine only")
+        self._stop = stop.encode()
 
     def request(self, name: str, prompt: bytes, max_tokens: int) -> bytes:
         message = field(1, name.encode()) + field(4, field(1, prompt)) + b"\x2d" + struct.pack("<f", 0.0)
-        stopping = b"\x08" + varint(max_tokens) + b"\x30\x01"
-        no_text_but_ids = b"\x20\x00\x28\x01"
-        return framed(message + field(8, stopping) + field(9, no_text_but_ids))
+        stopping = b"\x08" + varint(max_tokens) + (field(4, self._stop) if self._stop else b"") + b"\x30\x01"
+        shown = b"\x20\x01\x28\x01\x40\x01" if self._stop else b"\x20\x00\x28\x01\x40\x01"
+        return framed(message + field(8, stopping) + field(9, shown))
 
     def tokens(self, message: bytes) -> list[int]:
         out = []

@@ -31,6 +31,7 @@ RATIOS = (
     Target("cpu_token_logprobs_vs_rust", most=1.0),
     Target("cpu_token_stop_vs_rust", most=1.0),
     Target("p99_256_vs_rust", most=1.0),
+    Target("cpu_token_inference_vs_vllm_rs", most=0.35),
 )
 ABSOLUTE = (
     Target("admission_us_128_1024_open", most=150),
