@@ -57,9 +57,11 @@ class EngineRun:
         await asyncio.wait({self.died})
         return self.died.result()
 
-    def die(self, reason: str) -> None:
-        """Somebody found that it is gone or of no use; the first reason counts."""
+    def die(self, reason: str, *, hangs: bool = False) -> None:
+        """Somebody found that it is gone or of no use; the first reason counts. One that hangs is not asked to end."""
         if not self.died.done():
+            if hangs:
+                self.process.kill()
             self.died.set_result(f"{self._engine.name} {reason}")
 
     def watch_vitals(self) -> None:

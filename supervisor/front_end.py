@@ -30,7 +30,6 @@ from bridge.supervisor.control import (
     ToSupervisor,
     Work,
 )
-from bridge.supervisor.errors import SupervisorError
 from bridge.supervisor.lifeline import Lifeline
 from bridge.supervisor.process import Process
 
@@ -86,21 +85,17 @@ class FrontEnd:
         No parent-death wrapper: the end of its control channel tells it, and the leash makes sure. Raises
         `SupervisorError`.
         """
-        cells = int(start.options.get("max_in_flight", 16384))
-        try:
-            ledger_fd = ledger.create(cells)
-        except OSError as error:
-            raise SupervisorError(f"cannot start a front end: no memory for its ledger: {error.strerror}") from None
-        start.ledger = ledger_fd
+        start.ledger = ledger_fd = _new_ledger(int(start.options.get("max_in_flight", 16384)))
         ours, theirs = socket.socketpair()
         with theirs:
             argv = [sys.executable, "-m", MODULE, "--control-fd", str(theirs.fileno())]
             try:
-                passed = [theirs.fileno(), ledger_fd, *inherit]
+                passed = [fd for fd in (theirs.fileno(), ledger_fd, *inherit) if fd >= 0]
                 process = Process.spawn("front end", argv, pass_fds=passed, relay=False)
             except BaseException:
                 ours.close()
-                os.close(ledger_fd)
+                if ledger_fd >= 0:
+                    os.close(ledger_fd)
                 raise
         lifeline.watch(process)
         channel = await supervisor_end(ours)
@@ -138,6 +133,8 @@ class FrontEnd:
 
     def left(self) -> tuple[list[str], list[str]]:
         """Wire ids that it had in flight and has not ended: to abort now, and after the hold of a KV transfer."""
+        if self._ledger < 0:
+            return [], []
         try:
             found = ledger.read(self._ledger)
         except OSError as error:
@@ -195,3 +192,12 @@ class FrontEnd:
         if not self.failed.is_set():
             self.failed.set()
             self._owner.ended(self, reason)
+
+
+def _new_ledger(cells: int) -> int:
+    """-1 where there is no memory for one: a front end serves without it, and its orphans show by their output."""
+    try:
+        return ledger.create(cells)
+    except OSError as error:
+        _log.warning("a front end starts without a ledger: %s", error.strerror)
+        return -1

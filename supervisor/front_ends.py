@@ -30,7 +30,7 @@ ABORT_AGAIN_S = (0.3, 2.0)
 """An orphan's abort goes to another socket than its request, and may overtake one that still waits there."""
 HELD_ABORT_S = 30.0
 """Before the abort of a request whose KV cache another engine may still write."""
-SILENCE_LIMIT_S = 30.0
+SILENCE_LIMIT_S = 20.0
 """A front end speaks every second; one that is silent this long hangs, and its clients with it."""
 
 _log = logging.getLogger(__name__)

@@ -250,7 +250,7 @@ class Supervisor:
             ((int.from_bytes(rank.identity, "little"), rank.identity) for rank in ranks),
             self._config.liveness,
             lambda identity, call_id: link.send(identity, codec.ping(call_id)),
-            self._die,
+            lambda reason: run.die(reason, hangs=True),
         )
         run.watch_liveness(liveness)
         try:
