@@ -7,7 +7,7 @@ DEV = .envs/dev/bin
 
 help:
 	@echo "make demo    a real vLLM engine on the CPU, asked over gRPC and through the SMG gateway"
-	@echo "make test    the checks and every test, with the real engine and the real gateway"
+	@echo "make test    the checks and every test, with the real engines and the real gateway"
 	@echo "make test-abuse    attacks on the gRPC listener beside good streams, connections cut at every byte"
 	@echo "make test-clients  clients of other makers: grpcio, grpc-js, tonic, nghttp2, h2 (installs nghttp2-client and npm packages)"
 	@echo "make bench   CPU, latency and memory beside the Rust servicer and grpc.aio; bench.json, docs/benchmark.png"
@@ -19,7 +19,7 @@ demo:
 	@.envs/vllm/bin/python examples/demo/run.py
 
 test: lint
-	@$(BUILD) vllm smg model tiny
+	@$(BUILD) vllm sglang smg model tiny
 	@$(DEV)/python -m pytest -q --ignore tests/clients
 
 bench:

@@ -270,6 +270,11 @@ def _stand_in_for_gpu(target: Target) -> None:
     (site / "torchvision_ops.pth").write_text("import torchvision_ops\n")
 
 
+def _install_smg_beside_sglang(target: Target) -> None:
+    """`smg serve` reads the arguments of SGLang with SGLang's own parser, so it shares its Python."""
+    target.pip(f"smg {SMG} beside SGLang", "--no-deps", f"smg=={SMG}")
+
+
 def _install_bridge_beside_sglang(target: Target) -> None:
     target.pip("the project beside SGLang", "-c", HERE / "sglang.txt", "-e", ROOT)
 
@@ -353,6 +358,7 @@ TARGETS = {
                 Layer("engine", _text("sglang.txt") + f"torch {TORCH}", _make_sglang_engine, base=True),
                 Layer("no gpu", _text(*NO_GPU), _stand_in_for_gpu),
                 Layer("http server", _text("sglang_http.txt"), _make_sglang_http),
+                Layer("gateway", f"smg {SMG}", _install_smg_beside_sglang),
                 Layer("bridge", _project_recipe(), _install_bridge_beside_sglang),
             ),
         ),
