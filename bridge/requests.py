@@ -25,7 +25,7 @@ from bridge.metrics import Meters
 from bridge.refusal import Refusal
 from bridge.stops import StopMatcher
 from bridge.supervisor.ledger import Ledger
-from bridge.template import Frames, Heads, Template, render, render_any, render_each
+from bridge.template import BareHeads, Heads, Template, render, render_any, render_each
 from bridge.wire.codec import Codec, EmbedCall, Finish, GenerateCall
 from bridge.wire.errors import WireError
 from bridge.wire.link import LinkError
@@ -244,7 +244,7 @@ class Request:
         self.open = 0
 
 
-Express = tuple["array[int]", Heads | Frames, bytes | None, Callable[[int, bytes], None], int, Connection]
+Express = tuple["array[int]", Heads | BareHeads, bytes | None, Callable[[int, bytes], None], int, Connection]
 """What turns a sequence's next token into a message in its connection: its output ids, its template, its outlet."""
 
 

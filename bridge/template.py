@@ -1,13 +1,12 @@
 """Chunks of one token as byte templates, for all streams of a step at once.
 
 A framed chunk is a head that only depends on the sizes of its parts, the token's id, a middle that is the same in every
-chunk of a stream, and the number of tokens so far; or, in contracts that count nothing, it is told by the token alone.
+chunk of a stream, and the number of tokens so far; or, in contracts that count nothing, a head and the id.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, cast
 
 from bridge.varint import VARINT, varints
@@ -15,39 +14,24 @@ from bridge.varint import VARINT, varints
 Heads = Sequence[Sequence[bytes]]
 """`heads[i][n]` goes before an id of `i` bytes that a count of `n` bytes ends."""
 
-
-KEPT = 1 << 16
-"""Framed chunks that a `Frames` keeps: some 6 MB."""
-
-
-class Frames(dict[int, bytes]):
-    """Token → its framed chunk, made by `make` when it is first asked for."""
-
-    def __init__(self, make: Callable[[int], bytes]) -> None:
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, token: int) -> bytes:
-        chunk = self._make(token)
-        if len(self) < KEPT:
-            self[token] = chunk
-        return chunk
+BareHeads = Sequence[bytes]
+"""`heads[i]` goes before an id of `i` bytes that ends the chunk."""
 
 
 class Template(NamedTuple):
-    """One stream's chunks; `middle` is None where they depend on nothing but the token."""
+    """One stream's chunks; `middle` is None, and the heads are bare, where no count ends them."""
 
-    heads: Heads | Frames
+    heads: Heads | BareHeads
     middle: bytes | None
 
 
-def render(heads: Heads | Frames, middle: bytes | None, token: int, count: int) -> bytes:
+def render(heads: Heads | BareHeads, middle: bytes | None, token: int, count: int) -> bytes:
     """One framed chunk; `count` includes the token."""
-    if isinstance(heads, Frames):
-        return heads[token]
-    assert middle is not None
-    id_, number = VARINT[token], VARINT[count]
-    return b"".join((heads[len(id_)][len(number)], id_, middle, number))
+    id_ = VARINT[token]
+    if middle is None:
+        return cast(BareHeads, heads)[len(id_)] + id_
+    number = VARINT[count]
+    return b"".join((cast(Heads, heads)[len(id_)][len(number)], id_, middle, number))
 
 
 def render_each(
@@ -65,12 +49,13 @@ def render_each(
 
 
 def render_any(
-    heads: Iterable[Heads | Frames],
+    heads: Iterable[Heads | BareHeads],
     middles: Sequence[bytes | None],
     tokens: Sequence[int],
     counts: Sequence[int],
 ) -> list[bytes]:
-    """As `render_each`, for streams whose contracts may count nothing."""
+    """As `render_each`, for streams whose chunks may end without a count."""
     if middles.count(None) == len(middles):
-        return list(map(operator.getitem, cast(Iterable[Frames], heads), tokens))
+        bare = cast(Iterable[BareHeads], heads)
+        return [head[len(id_)] + id_ for head, id_ in zip(bare, varints(tokens), strict=True)]
     return [render(*chunk) for chunk in zip(heads, middles, tokens, counts, strict=True)]

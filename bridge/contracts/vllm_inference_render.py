@@ -15,12 +15,12 @@ from bridge.contracts.proto import enum, message
 from bridge.contracts.text_out import TextOut, text_out
 from bridge.detokenizer import TextRules
 from bridge.grpc.call import Call
-from bridge.grpc.framing import frame
+from bridge.grpc.framing import PREFIXES
 from bridge.grpc.status import Code
 from bridge.logprobs import Columns
 from bridge.requests import Rich, Sequence
 from bridge.stops import StopMatcher, StopRules
-from bridge.template import Frames, Template
+from bridge.template import Template
 from bridge.varint import VARINT, varints
 from bridge.wire.codec import Finish, Logprobs
 
@@ -44,6 +44,8 @@ INDEX, TEXT, NUM_TOKENS, TOKEN_IDS, LOGPROBS, RANKS, CANDIDATES, FINISH_INFO = (
     b"\x42",
 )
 """Keys of SequenceOutput."""
+MAX_VARINT = 5
+"""Bytes of the largest uint32."""
 TOKENS = b"\x0a"
 """Key of CandidateTokenInfo."""
 
@@ -79,13 +81,13 @@ class RankedColumns(Columns):
         self.ranks += rows.ranks[:count]
 
 
-def _plain_chunk(token: int) -> bytes:
-    """The framed chunk of one token that shows nothing but its id."""
-    id_ = VARINT[token]
-    return frame(b"%b%b%b\x01%b%b%b" % (OUTPUTS, VARINT[4 + len(id_)], NUM_TOKENS, TOKEN_IDS, VARINT[len(id_)], id_))
+def _plain_head(ids: int) -> bytes:
+    """What a framed chunk of one token starts with that shows nothing but its id, of `ids` bytes."""
+    head = b"%b%b%b\x01%b%b" % (OUTPUTS, VARINT[4 + ids], NUM_TOKENS, TOKEN_IDS, VARINT[ids])
+    return PREFIXES[len(head) + ids] + head
 
 
-PLAIN = Template(Frames(_plain_chunk), None)
+PLAIN = Template([_plain_head(ids) for ids in range(MAX_VARINT + 1)], None)
 
 
 class IdsSink:
