@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
+import time
 from pathlib import Path
 
 import msgspec
@@ -19,7 +21,9 @@ from bridge.contracts.names import contracts_for
 from bridge.flags import Values, folders_of
 from bridge.frontend import FrontEnd, tame_collector
 from bridge.supervisor.errors import EXIT_REQUESTED, EXIT_UNREQUESTED, SupervisorError, UsageError
-from bridge.supervisor.listeners import bind_admin, bind_tcp, bind_unix
+from bridge.supervisor.listeners import bind_admin, bind_metrics, bind_tcp, bind_unix
+from bridge.supervisor.notify import Notifier
+from bridge.supervisor.operations import Operations
 from bridge.supervisor.state import StateFolder
 from bridge.wire.errors import LayoutError
 from bridge.wire.handshake import Handshake, HandshakeError, HandshakeServer
@@ -47,6 +51,7 @@ class _Attached:
         self._values = values
         self._state = state
         self._ended: asyncio.Future[tuple[int, str]] | None = None
+        self._began = time.monotonic()
         name = values["served_model_name"] or model
         try:
             self._facts = facts_from_folder(model, engine=engine, engine_version="", served_model_name=name)
@@ -55,12 +60,15 @@ class _Attached:
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
+        operations = self._operations = Operations(Notifier(os.environ), engine=self._engine)
         ended: asyncio.Future[tuple[int, str]] = loop.create_future()
         self._ended = ended
         values, state = self._values, self._state
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         listener = bind_unix(Path(values["uds"])) if values["uds"] else bind_tcp(values["host"], values["port"])
         admin = bind_admin(values["admin_bind"]) if values["admin_bind"] else None
+        if values["metrics_port"] is not None:
+            await operations.serve(bind_metrics(values["metrics_host"], values["metrics_port"]))
         address = values["listen_handshake"]
         try:
             server = HandshakeServer(context, address)
@@ -79,6 +87,7 @@ class _Attached:
             options=values.values,
             on_death=lambda reason: self._end(EXIT_UNREQUESTED, f"the engine is gone: {reason}"),
         )
+        operations.source = front_end
         self._handshake = Handshake(
             inputs=[slot.input_address], outputs=[slot.output_address], rank_count=values["data_parallel_size"]
         )
@@ -97,12 +106,14 @@ class _Attached:
         self._on_disconnect()
         code, reason = await ended
         log.info("stopping: %s", reason)
+        operations.stopping(reason)
         await front_end.drain(values["drain_secs"] if code == EXIT_REQUESTED else 0.0)
         loop.remove_reader(server.fd)
         loop.remove_reader(slot.input_fd)
         loop.remove_reader(int(self._disconnections.getsockopt(zmq.FD)))
         server.close()
         await front_end.close()
+        operations.close()
         if code != EXIT_REQUESTED:
             raise SupervisorError(reason)
         return code
@@ -149,6 +160,7 @@ class _Attached:
         if front_end.context.ready:
             return
         front_end.engine.detail = self._handshake.phase.value
+        self._operations.loading(self._handshake.phase.value, time.monotonic() - self._began)
         if not self._handshake.done:
             return
         ranks = [(state.identity, state.ready or {}) for state in self._handshake.ranks.values()]
@@ -158,4 +170,5 @@ class _Attached:
         except LayoutError as error:
             self._end(EXIT_UNREQUESTED, str(error))
             return
+        self._operations.serving(self._facts.served_model_name)
         log.info("the engine is up: %s %s", self._engine, version)

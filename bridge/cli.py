@@ -1,4 +1,4 @@
-"""`headless-bridge`: serve | attach | reload | chat | sim | doctor.
+"""`headless-bridge`: serve | attach | reload | top | chat | sim | doctor.
 
 Nothing heavy is imported before the subcommand is known: `--help` stays under 200 ms.
 """
@@ -21,6 +21,7 @@ usage:
   headless-bridge serve ENGINE [MODEL] [flags] [any engine flag]   start an engine and serve it
   headless-bridge attach ENGINE MODEL_DIR [flags]                  serve an engine that somebody else starts
   headless-bridge reload [--state-dir FOLDER]                      replace the front end, e.g. by newly installed code
+  headless-bridge top [http://HOST:PORT]                           state and load of a run, once a second
   headless-bridge chat grpc://HOST:PORT [flags]                    talk to a worker
   headless-bridge sim --zmq-handshake-address ADDRESS [flags]      a simulated engine behind anybody's gateway
   headless-bridge doctor [ENGINE [MODEL] [flags]]                  versions, layouts, ports, and what would run
@@ -78,6 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return attach(given)
             case "reload":
                 return reload(given)
+            case "top":
+                from bridge.top import main as top
+
+                return top(given)
             case "chat":
                 from bridge.chat import main as chat
 
@@ -89,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
                 return doctor(given)
         raise UsageError(
-            f"{command!r} is no command; choose serve, attach, reload, chat, sim or doctor (--help tells more)"
+            f"{command!r} is no command; choose serve, attach, reload, top, chat, sim or doctor (--help tells more)"
         )
     except SupervisorError as error:
         return tell(error)

@@ -261,7 +261,7 @@ ATTACH = (
     *METRICS,
     *LOGGING,
 )
-FRONT_END = ("max_in_flight", "metrics_port", "admin_bind", *(flag.key for flag in (*TLS, *LIMITS, *LOGGING)))
+FRONT_END = ("max_in_flight", "admin_bind", *(flag.key for flag in (*TLS, *LIMITS, *LOGGING)))
 """Keys of the flags that a front end under a supervisor is told."""
 
 WITHOUT_MEANING = {

@@ -29,6 +29,7 @@ from bridge.exposure import fitted, limits_of, tls_of
 from bridge.grpc.server import Server
 from bridge.grpc.service import Service
 from bridge.grpc.unprivileged import Unprivileged
+from bridge.metrics import Meters, families
 from bridge.orders import Orders
 from bridge.supervisor.channel import front_end_end
 from bridge.supervisor.control import CompanionSilent, EngineLost, Fatal, Start, Started
@@ -36,6 +37,7 @@ from bridge.supervisor.errors import UsageError
 from bridge.supervisor.ledger import Ledger
 from bridge.supervisor.listeners import ADMIN
 from bridge.supervisor.logs import configure
+from bridge.supervisor.measures import Family
 from bridge.wire.companion import Facts
 from bridge.wire.link import LinkError, Slot
 
@@ -66,6 +68,7 @@ class FrontEnd:
         Raises `UsageError` for TLS files that do not work.
         """
         self._on_death = on_death
+        self._meters = Meters()
         self.engine = Engine(
             engine,
             slot,
@@ -75,6 +78,7 @@ class FrontEnd:
             flush=self._flush,
             on_death=self._died,
             ledger=ledger,
+            meters=self._meters,
         )
         self.context = Context(self.engine)
         if grammar is not None:
@@ -147,6 +151,16 @@ class FrontEnd:
                     self._flush()
         await draining
         return cut
+
+    def measured(self) -> list[Family]:
+        """What it has counted since its start."""
+        return families(self._meters, self.engine, (server.stats for server in self._servers.values()))
+
+    def unserved(self) -> str:
+        """Why requests are not served now; "" when they are."""
+        if self.context.draining:
+            return "draining"
+        return "" if self.engine.state is State.UP else f"{self.engine.state.value}: {self.engine.detail}"
 
     async def close(self) -> None:
         for server in self._servers.values():

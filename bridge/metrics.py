@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from bridge.supervisor.measures import COUNTER, GAUGE, HISTOGRAM, Family, Histogram, Sample, single
+from bridge.supervisor.measures import COUNTER, GAUGE, HISTOGRAM, Family, Histogram, Sample, folded, single
 
 if TYPE_CHECKING:
     from bridge.engine import Engine
@@ -52,6 +52,9 @@ class Meters:
         self.latencies: dict[str, Latencies] = {}
         self.prompt_tokens = 0
         self.cached_tokens = 0
+        self.output_tokens = 0
+        """Of the sequences that ended."""
+        self.strangers = 0
         self.steps = 0
         self.render = Histogram(RENDER_S)
         self.received_at = clock()
@@ -75,6 +78,7 @@ class Meters:
         latencies = self._of(sequence)
         latencies.end_to_end.observe(now - sequence.request.began)
         tokens = len(sequence.output_ids)
+        self.output_tokens += tokens
         if tokens > 1:
             latencies.inter_token.observe((now - sequence.first_at) / (tokens - 1))
 
@@ -93,9 +97,10 @@ class Meters:
         return latencies
 
 
-def families(meters: Meters, engine: Engine, stats: ServerStats) -> list[Family]:
-    """Everything this front end knows, in one picture; O(live requests)."""
-    return [*_requests(meters, engine), *_latencies(meters), *_engine(meters, engine), *_calls(stats), *_process()]
+def families(meters: Meters, engine: Engine, servers: Iterable[ServerStats]) -> list[Family]:
+    """Everything this front end knows, its gRPC servers as one, in one picture; O(live requests)."""
+    calls = folded(_calls(stats) for stats in servers)
+    return [*_requests(meters, engine), *_latencies(meters), *_engine(meters, engine), *calls, *_process()]
 
 
 def _requests(meters: Meters, engine: Engine) -> Iterable[Family]:
@@ -120,7 +125,7 @@ def _requests(meters: Meters, engine: Engine) -> Iterable[Family]:
         "Prompt tokens that the engine found in its prefix cache.",
         meters.cached_tokens,
     )
-    output = 0 if table is None else table.tokens_out
+    output = meters.output_tokens + (0 if table is None else table.tokens_live)
     yield single(PREFIX + "output_tokens_total", COUNTER, "Output tokens received from the engine.", output)
 
 
@@ -186,7 +191,7 @@ def _engine(meters: Meters, engine: Engine) -> Iterable[Family]:
         PREFIX + "link_strangers_total",
         COUNTER,
         "Outputs for sequences that this front end never had.",
-        0 if table is None else table.strangers,
+        meters.strangers,
     )
     yield single(
         PREFIX + "link_undecodable_total",

@@ -18,6 +18,7 @@ from bridge.supervisor.control import (
     EngineUp,
     Fatal,
     Loading,
+    Measured,
     RankLoad,
     RankWork,
     Serving,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from bridge.frontend import FrontEnd
 
 WORK_S = 1.0
-"""Between words on what is in flight. The supervisor takes half a minute without any as a hang."""
+"""Between words on what is in flight and what was counted. The supervisor takes half a minute without any as a hang."""
 CONNECT_S = 0.005
 """Between tries to reach a rank: engines dial a slot that is bound anew every 0.1 s (libzmq's default)."""
 
@@ -79,6 +80,7 @@ class Orders:
                 if task is not None:
                     task.cancel()
         if self._draining is not None and self._draining.done():
+            self._channel.send(Measured(families=self._front_end.measured()))
             self._channel.send(Drained(aborted=self._draining.result()))
             return 0
         return 1
@@ -179,6 +181,7 @@ class Orders:
         while True:
             ranks = [RankWork(*entry) for entry in self._front_end.engine.work()]
             self._channel.send(Work(ranks=ranks))
+            self._channel.send(Measured(families=self._front_end.measured()))
             await asyncio.sleep(WORK_S)
 
     def _abort_elsewhere(self, request_ids: list[str]) -> None:

@@ -310,7 +310,12 @@ class RequestTable:
     @property
     def tokens_out(self) -> int:
         """Output tokens received since the start; O(live requests), so that steps pay nothing for it."""
-        return self._tokens_ended + sum(len(sequence.output_ids) for sequence in self._live.values())
+        return self._tokens_ended + self.tokens_live
+
+    @property
+    def tokens_live(self) -> int:
+        """Output tokens of the live sequences."""
+        return sum(len(sequence.output_ids) for sequence in self._live.values())
 
     def cache_hit_rate(self, rank: bytes) -> float:
         """The part in [0, 1] of this front end's prompt tokens that `rank` found in its prefix cache."""
@@ -365,7 +370,12 @@ class RequestTable:
             raise
         if log.isEnabledFor(logging.DEBUG):
             names = " ".join(call.wire_id for call in calls)
-            log.debug("request %r: prompt of %d tokens sent as %s", request.client_id, request.prompt_tokens, names)
+            fields = {"request_id": request.client_id, "method": request.out.method}
+            log.debug(
+                "request %r: prompt of %d tokens sent as %s",
+                *(request.client_id, request.prompt_tokens, names),
+                extra={"fields": fields},
+            )
 
     def _start(self, sequence: Sequence) -> None:
         request, rank = sequence.request, sequence.rank
@@ -705,8 +715,12 @@ class RequestTable:
         if self._meters is not None:
             self._meters.ended(sequence, end)
         if log.isEnabledFor(logging.DEBUG):
-            tokens = len(sequence.output_ids)
-            log.debug("request %r: %s ended with %s, %d tokens", request.client_id, sequence.wire_id, end, tokens)
+            fields = {"request_id": request.client_id, "method": request.out.method, "finish": end}
+            log.debug(
+                "request %r: %s ended with %s, %d tokens",
+                *(request.client_id, sequence.wire_id, end, len(sequence.output_ids)),
+                extra={"fields": fields},
+            )
 
     def _release(self, request: Request) -> None:
         self._requests.discard(request)
@@ -729,6 +743,8 @@ class RequestTable:
         if wire_id in self._ended:
             return
         self.strangers += 1
+        if self._meters is not None:
+            self._meters.strangers += 1
         now = self._clock()
         if now - self._strangers_window >= 1.0:
             self._strangers_window, self._strangers_aborted = now, 0

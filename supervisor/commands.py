@@ -61,7 +61,7 @@ class CommandServer:
             order = self._orders.get(word)
             if order is None:
                 raise SupervisorError(f"there is no order {word!r}; there are: {', '.join(self._orders)}")
-            _log.info("ordered: %s", word)
+            _log.debug("ordered: %s", word)
             await order(lambda text: writer.write(f": {text}\n".encode()))
             writer.write(b"ok\n")
         except SupervisorError as error:

@@ -47,6 +47,7 @@ class Companion:
         self._stays = stays
         self._process: Process | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self.restarts = 0
 
     async def start(self) -> Facts:
         """Start it and read the facts.
@@ -117,6 +118,7 @@ class Companion:
             while True:
                 try:
                     process = self._spawn()
+                    self.restarts += 1
                     break
                 except SupervisorError as error:
                     _log.error("%s; trying again in %g s", error, MAX_DELAY_S)

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from bridge.supervisor.measures import Family
 from bridge.wire.companion import Facts
 
 CONTROL_VERSION = 2
@@ -152,6 +153,12 @@ class Work(msgspec.Struct, tag="work", kw_only=True):
     ranks: list[RankWork]
 
 
+class Measured(msgspec.Struct, tag="measured", kw_only=True):
+    """Front end → supervisor, every second and before `Drained`: what it has counted since its start."""
+
+    families: list[Family]
+
+
 class CompanionSilent(msgspec.Struct, tag="companion_silent", kw_only=True):
     """Front end → supervisor: the companion took a check and does not answer. It is ended, and another started."""
 
@@ -159,4 +166,4 @@ class CompanionSilent(msgspec.Struct, tag="companion_silent", kw_only=True):
 
 
 ToFrontEnd = Start | Loading | EngineUp | EngineDown | RankLoad | Drain | Siblings | AbortRequests
-ToSupervisor = Started | Serving | Drained | Fatal | EngineLost | Work | AbortRequests | CompanionSilent
+ToSupervisor = Started | Serving | Drained | Fatal | EngineLost | Work | AbortRequests | Measured | CompanionSilent

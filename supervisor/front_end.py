@@ -22,6 +22,7 @@ from bridge.supervisor.control import (
     Drained,
     EngineLost,
     Fatal,
+    Measured,
     RankWork,
     Serving,
     Start,
@@ -31,6 +32,7 @@ from bridge.supervisor.control import (
     Work,
 )
 from bridge.supervisor.lifeline import Lifeline
+from bridge.supervisor.measures import Family
 from bridge.supervisor.process import Process
 
 MODULE = "bridge.frontend"
@@ -72,6 +74,8 @@ class FrontEnd:
         self.failed = asyncio.Event()
         """It ended, or said that it cannot serve."""
         self.drained = False
+        self.measures: list[Family] = []
+        """What it has counted since its start, a second ago at most."""
         self.heard_at = time.monotonic()
         self._ledger = ledger_fd
         self._channel = channel
@@ -180,6 +184,8 @@ class FrontEnd:
                     self._owner.engine_lost(reason)
                 case Work(ranks=ranks):
                     self._owner.has_work(self, ranks)
+                case Measured(families=families):
+                    self.measures = families
                 case AbortRequests(request_ids=request_ids):
                     self._owner.abort_elsewhere(self, request_ids)
                 case CompanionSilent(waited_s=waited):

@@ -20,6 +20,7 @@ from bridge.supervisor.engine_link import FRONT_END_SLOT, SPARE_SLOT, EngineLink
 from bridge.supervisor.errors import SupervisorError
 from bridge.supervisor.front_end import FrontEnd
 from bridge.supervisor.lifeline import Lifeline
+from bridge.supervisor.measures import Family, folded, lasting
 from bridge.supervisor.policy import FRONT_END_LIMIT, front_end_delay
 from bridge.wire.link import LinkError
 
@@ -32,6 +33,8 @@ HELD_ABORT_S = 30.0
 """Before the abort of a request whose KV cache another engine may still write."""
 SILENCE_LIMIT_S = 20.0
 """A front end speaks every second; one that is silent this long hangs, and its clients with it."""
+UNREADY_AFTER_S = 5.0
+"""One that is silent this long is no place to send requests to."""
 
 _log = logging.getLogger(__name__)
 
@@ -85,6 +88,8 @@ class FrontEnds:
         self._hurry = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.TimerHandle] = []
+        self._retired: list[Family] = []
+        """What those that are gone have counted."""
         self.restarts = 0
         self.upgrades = 0
 
@@ -120,6 +125,18 @@ class FrontEnds:
     @property
     def serving(self) -> bool:
         return self._current is not None and self._current.serving.is_set()
+
+    def measured(self) -> list[Family]:
+        """What all front ends of the run have counted, as one."""
+        return folded([self._retired, *(front_end.measures for front_end in self._all())])
+
+    def unserved(self) -> str:
+        """Why requests are not served now; "" when they are."""
+        current = self._current
+        if current is None or not current.serving.is_set() or current.failed.is_set():
+            return "no front end serves"
+        silent_s = time.monotonic() - current.heard_at
+        return f"the front end has said nothing for {silent_s:.0f} s" if silent_s > UNREADY_AFTER_S else ""
 
     async def drain(self, grace_s: float, hurry: asyncio.Event) -> None:
         """Let them finish for at most `grace_s` (`hurry` ends that) and exit; nothing takes their place."""
@@ -271,6 +288,8 @@ class FrontEnds:
 
     async def _reap(self, front_end: FrontEnd) -> None:
         await front_end.stop()
+        self._retired = folded([self._retired, lasting(front_end.measures)])
+        front_end.measures = []
         self._lifeline.forget(front_end.process)
         self._upward.front_end_work(front_end, ())
 

@@ -23,7 +23,8 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time (seconds since the epoch), level, logger, message, pid, exception."""
+    """One JSON object a line: time (seconds since the epoch), level, logger, message, pid, exception, and what the record
+    carries as `extra={"fields": {…}}` (request_id, method, code, peer)."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
@@ -33,6 +34,7 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
             "pid": record.process,
         }
+        entry.update(getattr(record, "fields", {}))
         if record.exc_info is not None:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry)

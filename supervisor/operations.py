@@ -81,6 +81,7 @@ class Operations:
         self._clock = clock
         self._told_at = -PROGRESS_INTERVAL_S
         self._started = time.time()
+        self._reloads = False
         self._responder: HttpResponder | None = None
         notifier.start_watchdog()
 
@@ -120,9 +121,20 @@ class Operations:
         self._notifier.status(f"restarting: {reason}")
 
     def reloading(self) -> None:
-        """The front end is being replaced; `serving` follows, whether that works or not."""
-        self.standing, self.detail = Standing.RELOADING, ""
+        """The front end is being replaced; `reloaded` follows, whether that works or not."""
+        if self.standing is Standing.SERVING:
+            self.standing = Standing.RELOADING
+        self._reloads = True
         self._notifier.reloading()
+
+    def reloaded(self) -> None:
+        """A new front end serves, or the old one goes on."""
+        if not self._reloads:
+            return
+        self._reloads = False
+        if self.standing is Standing.RELOADING:
+            self.standing = Standing.SERVING
+        self._notifier.ready(f"{self.standing.value} {self.model}")
 
     def stopping(self, reason: str) -> None:
         """The run ends."""

@@ -33,9 +33,11 @@ from bridge.supervisor.errors import EXIT_REQUESTED, StartError, SupervisorError
 from bridge.supervisor.front_end import FrontEnd
 from bridge.supervisor.front_ends import SERVING_LIMIT_S, FrontEnds
 from bridge.supervisor.lifeline import Lifeline
-from bridge.supervisor.listeners import BoundListener, bind_admin, bind_tcp, bind_unix
+from bridge.supervisor.listeners import BoundListener, bind_admin, bind_metrics, bind_tcp, bind_unix
 from bridge.supervisor.liveness import Liveness
 from bridge.supervisor.logs import RELAYED
+from bridge.supervisor.notify import Notifier
+from bridge.supervisor.operations import Operations
 from bridge.supervisor.policy import End, Part, Restarts
 from bridge.supervisor.ready import StartPhase
 from bridge.supervisor.state import StateFolder
@@ -77,6 +79,7 @@ class Supervisor:
         self._front_ends: FrontEnds | None = None
         self._companion: Companion | None = None
         self._warm_up: WarmUp | None = None
+        self._operations: Operations
         self.engine_restarts = 0
 
     async def run(self) -> int:
@@ -121,8 +124,14 @@ class Supervisor:
         spec = LaunchSpec(python=python, model=model, args=tuple(arguments))
         engine.check(spec)
 
+        operations = self._operations = Operations(Notifier(os.environ), engine=engine.name, counts=self._counts)
+        owned.callback(operations.close)
         listeners = self._bind(owned)
-        state = self._state = StateFolder.open(config.state_dir)
+        if config.metrics_port is not None:
+            metrics = bind_metrics(config.metrics_host, config.metrics_port)
+            owned.callback(metrics.close)
+            await operations.serve(metrics)
+        state = self._state = StateFolder.open(config.state_dir, config.socket_dir)
         owned.callback(state.close)
         link = self._link = EngineLink(
             state,
@@ -151,6 +160,7 @@ class Supervisor:
             upgrade_drain_s=config.upgrade_drain_s,
         )
         owned.push_async_callback(front_ends.stop)
+        operations.source = front_ends
         await front_ends.start()
         owned.push_async_callback(self._stop_engine)
         run = self._spawn_engine()
@@ -167,10 +177,11 @@ class Supervisor:
         owned.callback(failing.cancel)
         facts = await self._bring_engine_up(run, companion.start())
         failing.cancel()
-        commands = await CommandServer.listen(state.commands, {"reload": self._reload})
+        commands = await CommandServer.listen(state.commands, {"reload": self._reload, "metrics": self._tell_metrics})
         owned.push_async_callback(commands.close)
         keeping = asyncio.ensure_future(self._keep_engine(run, facts))
         owned.push_async_callback(_cancel, keeping)
+        operations.serving(name)
         where = listeners[0].address
         _log.info("serving %s (%s %s) on grpc://%s", name, facts.engine, facts.engine_version, where)
 
@@ -294,6 +305,7 @@ class Supervisor:
                     self._engine_is_gone(f"{reason}; it is not started again: {self._restarts.describe()}")
                     return
                 front_ends.engine_down(reason)
+                self._operations.restarting(reason)
                 _log.error("%s; starting it again in %g s", reason, delay)
                 for line in list(run.process.tail)[-RESTART_TAIL:]:
                     _log.error("  | %s", line)
@@ -304,6 +316,7 @@ class Supervisor:
                 except SupervisorError as error:
                     reason = error.reason
             self.engine_restarts += 1
+            self._operations.serving(self._name)
 
     async def _start_again(self, facts: Facts) -> EngineRun:
         """Raises `SupervisorError` when the new engine does not come to be served."""
@@ -332,6 +345,7 @@ class Supervisor:
         """Let the front ends finish; the stack stops everything after that."""
         front_ends = self._front_ends
         _log.info("stopping: %s", end.reason)
+        self._operations.stopping(end.reason)
         if front_ends is None or end.part is Part.FRONT_END:
             return
         if end.part is Part.ENGINE:
@@ -404,18 +418,44 @@ class Supervisor:
     def _tell_loading(self, phase: StartPhase, elapsed_s: float) -> None:
         if self._front_ends is not None:
             self._front_ends.send(Loading(phase=phase.value, elapsed_s=elapsed_s))
+        self._operations.loading(phase.value, elapsed_s)
+
+    def _counts(self) -> dict[str, int]:
+        """What was started again so far, by part."""
+        front_ends, companion = self._front_ends, self._companion
+        return {
+            "engine": self.engine_restarts,
+            "front_end": front_ends.restarts if front_ends is not None else 0,
+            "upgrade": front_ends.upgrades if front_ends is not None else 0,
+            "companion": companion.restarts if companion is not None else 0,
+        }
 
     # -- orders --------------------------------------------------------------------------------------------------------
 
     async def _reload(self, say: Callable[[str], None]) -> None:
+        """Replace the front end; for systemd the reload is over once the new one serves."""
         assert self._front_ends is not None  # commands are taken once it serves
-        await self._front_ends.upgrade(say)
+        operations = self._operations
+
+        def said(line: str) -> None:
+            operations.reloaded()
+            say(line)
+
+        operations.reloading()
+        try:
+            await self._front_ends.upgrade(said)
+        finally:
+            operations.reloaded()
+
+    async def _tell_metrics(self, say: Callable[[str], None]) -> None:
+        for line in self._operations.exposition().splitlines():
+            say(line)
 
     async def _reload_by_signal(self) -> None:
         if self._front_ends is None:
             return
         try:
-            await self._front_ends.upgrade(lambda line: _log.info("%s", line))
+            await self._reload(lambda line: _log.info("%s", line))
         except SupervisorError as error:
             _log.error("SIGHUP: %s", error)
 

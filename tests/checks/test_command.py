@@ -29,5 +29,5 @@ def test_help_takes_less_than_200_ms() -> None:
 
 def test_help_names_every_command() -> None:
     text = subprocess.run([COMMAND, "--help"], capture_output=True, text=True, check=True).stdout
-    for command in ("serve", "attach", "chat", "sim", "doctor"):
+    for command in ("serve", "attach", "reload", "top", "chat", "sim", "doctor"):
         assert f"headless-bridge {command}" in text

@@ -87,7 +87,9 @@ def test_readiness_follows_the_state_and_the_front_ends(run: Run) -> None:
     assert operations.unready() == "draining" and run.series("ready") == 0
     source.why = ""
     operations.reloading()
-    assert operations.unready() == "", "an upgrade serves on"
+    assert operations.unready() == "" and run.series("state", state="reloading") == 1, "an upgrade serves on"
+    operations.reloaded()
+    assert run.series("state", state="serving") == 1
     operations.restarting("sim was ended by SIGKILL")
     assert operations.unready() == "restarting: sim was ended by SIGKILL"
     operations.loading("importing", 0.5)
