@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,6 +19,8 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from bridge.top import Series
 from tests.running import Worker, unused_port
+
+README = Path(__file__).resolve().parent.parent.parent / "README.md"
 
 
 class Served(Worker):
@@ -152,6 +155,13 @@ def test_top_reads_the_listener_and_the_state_folder(served: Served) -> None:
         shown = served.top(*where, "--count", 2, "--interval-secs", 0.2)
         assert "sim · serving" in shown.splitlines()[0]
         assert "ended      1 length" in shown and "rank        running  waiting" in shown
+
+
+def test_the_readme_lists_every_family_and_no_other(served: Served) -> None:
+    shown = set(re.findall(r"^# TYPE headless_bridge_(\w+)", served.probe("/metrics")[1], re.MULTILINE))
+    table = re.findall(r"^\| (`.*?) \|", README.read_text().partition("## Operating it")[2], re.MULTILINE)
+    listed = {name for cell in table for name in re.findall(r"`(\w+)`", cell)}
+    assert listed == shown
 
 
 def test_a_taken_metrics_port_is_told_before_anything_starts(tmp_path: Path) -> None:
