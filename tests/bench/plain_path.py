@@ -31,6 +31,8 @@ class Call:
     """Takes rendered messages and drops them."""
 
     blocked = False
+    outlet = None
+    method = ""
 
     def send(self, message: bytes) -> None:
         """A socket would be here."""
