@@ -227,7 +227,7 @@ async def test_the_parts_of_a_real_engine(vllm_python: Path, tiny_llama: Path, t
         def part(words: str) -> psutil.Process:
             return named(worker, words)[0]
 
-        async with Flock(worker.address, exact=False, vocabulary=200) as flock:
+        async with Flock(worker.address, exact=False, vocabulary=200, tokens=60) as flock:
             case = Case(table, flock, "companion, kill -9", "vLLM")
             await case.measure(lambda: part("vllm.companion").kill(), limit_s=NEVER, again_s=20.0, lost=False)
             case = Case(table, flock, "front end, kill -9", "vLLM")
@@ -261,7 +261,7 @@ async def test_the_parts_of_a_real_engine(vllm_python: Path, tiny_llama: Path, t
 async def test_half_of_a_data_parallel_group(vllm_python: Path, tiny_llama: Path, tmp_path: Path, table: Table) -> None:
     with serve_vllm(vllm_python, tiny_llama, tmp_path, "--data-parallel-size=2") as worker:
         worker.wait_until_serving()
-        async with Flock(worker.address, exact=False, vocabulary=200) as flock:
+        async with Flock(worker.address, exact=False, vocabulary=200, tokens=60) as flock:
             case = Case(table, flock, "one of two data-parallel ranks, kill -9", "vLLM")
             await case.measure(
                 lambda: named(worker, "VLLM::EngineCore_DP1")[0].kill(),
@@ -279,7 +279,7 @@ async def test_three_upgrades_on_a_real_engine(
     with serve_vllm(vllm_python, tiny_llama, tmp_path) as worker:
         worker.wait_until_serving()
         engine = {one.pid for one in named(worker, *ENGINE_WORDS)}
-        async with Flock(worker.address, exact=False, vocabulary=200) as flock:
+        async with Flock(worker.address, exact=False, vocabulary=200, tokens=60) as flock:
             for number in range(3):
                 old = named(worker, "bridge.frontend")
                 await flock.flows()
