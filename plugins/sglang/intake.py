@@ -33,24 +33,53 @@ class ControlRefused(Exception):
         self.call_id = call_id
 
 
-def request_decoder() -> msgspec.msgpack.Decoder[Any]:
-    """Decodes the scheduler's own request structs, told apart by their tag."""
-    from sglang.srt.managers import io_struct
+class RequestReader:
+    """Decodes the scheduler's own request structs, told apart by their tag.
 
-    try:
-        from sglang.srt.utils.msgpack_utils import dec_hook, ext_hook
-    except ImportError:  # 0.5.18 has them beside the structs
-        dec_hook, ext_hook = io_struct.dec_hook, io_struct.ext_hook
+    SamplingParams ends in fields that only `normalize` sets. They are ours to set, so a front end may write there what
+    another release has: SMG 1.13 writes those of 0.5.21 to every SGLang, whose `watermark` has moved them since.
+    """
 
-    def from_list(kind: type, value: Any) -> Any:
-        if kind is array and isinstance(value, list):
-            return array("q", value)
-        return dec_hook(kind, value)
+    def __init__(self) -> None:
+        from sglang.srt.managers import io_struct
+        from sglang.srt.sampling.sampling_params import SamplingParams
 
-    kinds = (
-        io_struct.TokenizedGenerateReqInput | io_struct.TokenizedEmbeddingReqInput | io_struct.EncoderDispatchErrorReq
-    )
-    return msgspec.msgpack.Decoder(kinds, dec_hook=from_list, ext_hook=ext_hook)
+        try:
+            from sglang.srt.utils.msgpack_utils import dec_hook, ext_hook
+        except ImportError:  # 0.5.18 has them beside the structs
+            dec_hook, ext_hook = io_struct.dec_hook, io_struct.ext_hook
+
+        def from_list(kind: type, value: Any) -> Any:
+            if kind is array and isinstance(value, list):
+                return array("q", value)
+            return dec_hook(kind, value)
+
+        generate, embed = io_struct.TokenizedGenerateReqInput, io_struct.TokenizedEmbeddingReqInput
+        kinds = generate | embed | io_struct.EncoderDispatchErrorReq
+        self._decoder = msgspec.msgpack.Decoder(kinds, dec_hook=from_list, ext_hook=ext_hook)
+        self._sampling = {
+            kind.__name__: kind.__struct_fields__.index("sampling_params") + 1 for kind in (generate, embed)
+        }
+        self._asked = SamplingParams.__struct_fields__.index("stop_strs")
+
+    def decode(self, payload: bytes | memoryview) -> Any:
+        """Raises `msgspec.MsgspecError`."""
+        try:
+            return self._decoder.decode(payload)
+        except msgspec.ValidationError:
+            fields = msgspec.msgpack.decode(payload)
+            sampling = self._sampling_of(fields)
+            if sampling is None or len(sampling) <= self._asked:
+                raise
+            del sampling[self._asked :]
+            return self._decoder.decode(msgspec.msgpack.encode(fields))
+
+    def _sampling_of(self, fields: Any) -> list[Any] | None:
+        if not isinstance(fields, list) or not fields:
+            return None
+        index = self._sampling.get(fields[0], len(fields)) if isinstance(fields[0], str) else len(fields)
+        sampling = fields[index] if index < len(fields) else None
+        return sampling if isinstance(sampling, list) else None
 
 
 def id_of(payload: bytes | memoryview) -> str | None:

@@ -82,7 +82,7 @@ class Lane:
         self._tokenizer = tokenizer
         self._load = load
         self._trace = trace
-        self._decoder = intake.request_decoder()
+        self._reader = intake.RequestReader()
 
     # -- in ----------------------------------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class Lane:
 
     def _add(self, slot: int, frames: list[memoryview], requests: list[Any]) -> None:
         try:
-            request = self._decoder.decode(frames[1])
+            request = self._reader.decode(frames[1])
         except msgspec.MsgspecError as error:
             raise ValueError(str(error)) from None
         rid = request.rid or ""

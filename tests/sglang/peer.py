@@ -158,14 +158,14 @@ class Peer:
         **more: Any,
     ) -> None:
         """A generation; `more` are fields of the engine's request struct."""
-        params = self._array("SamplingParams", {**(sampling or {})}, SAMPLING)
+        params = self.sampling(sampling or {})
         given = {"rid": rid, "input_ids": list(ids), "sampling_params": params, "stream": True, **more}
         fields = ["TokenizedGenerateReqInput", *self._array("TokenizedGenerateReqInput", given, GENERATE)]
         behind = [] if metadata is None else [metadata]
         self.send(b"\x00", msgspec.msgpack.encode(fields), *behind, slot=slot, rank=rank)
 
     def embed(self, rid: str, ids: Sequence[int], **more: Any) -> None:
-        params = self._array("SamplingParams", {}, SAMPLING)
+        params = self.sampling({})
         given = {"rid": rid, "input_ids": list(ids), "sampling_params": params, **more}
         fields = ["TokenizedEmbeddingReqInput", *self._array("TokenizedEmbeddingReqInput", given, {})]
         self.send(b"\x00", msgspec.msgpack.encode(fields))
@@ -183,6 +183,10 @@ class Peer:
 
     def send(self, *frames: bytes, slot: int = 0, rank: int = 0) -> None:
         self.inputs[slot].send_multipart([identity_of(rank), *frames])
+
+    def sampling(self, given: dict[str, Any]) -> list[Any]:
+        """SamplingParams up to the last field that is given."""
+        return self._array("SamplingParams", given, SAMPLING)
 
     def _array(self, struct: str, given: dict[str, Any], defaults: dict[str, Any]) -> list[Any]:
         layout: list[str] = self.ready[0]["positional_layouts"][struct]

@@ -226,6 +226,16 @@ def test_metadata_that_cannot_be_read_counts_as_none(lane: Peer) -> None:
     assert lane.answers("trace")["trace"].reason
 
 
+def test_sampling_values_in_the_layout_of_smg(lane: Peer) -> None:
+    """SMG 1.13 leaves out `watermark`, so that what follows it stands one place early."""
+    layout = lane.ready[0]["positional_layouts"]["SamplingParams"]
+    values = lane.sampling({"max_new_tokens": 3, "ebnf_full_assistant": False, "stop_str_max_len": 0})
+    values[layout.index("stop_regex_max_len")] = 0
+    values[layout.index("is_normalized")] = False
+    del values[layout.index("watermark")]
+    assert lane.ask("smg", PROMPT, sampling_params=values).last["completion_tokens"] == 3
+
+
 def test_garbage_hurts_nobody(lane: Peer) -> None:
     for frames in ((b"\x07", b"\x90"), (b"\x00",), (b"\x00", b"\xc1"), (b"\x01", b"\xc0"), (b"\x02", b"\x80"), (b"",)):
         lane.send(*frames)

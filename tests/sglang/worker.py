@@ -52,6 +52,13 @@ class SglangWorker(Running):
         """The engine's own count of running requests."""
         return sum(load.num_running_reqs for load in self.stub.GetLoads(pb.GetLoadsRequest(), timeout=5).loads)
 
+    def wait_running(self, count: int, timeout: float) -> None:
+        """SGLang counts a request from its second step on."""
+        until = time.monotonic() + timeout
+        while self.running() != count:
+            assert time.monotonic() < until, f"{self.running()} requests run, {count} should"
+            time.sleep(0.02)
+
     def wait_idle(self, timeout: float) -> float:
         """Seconds until the engine runs nothing."""
         started = time.monotonic()
