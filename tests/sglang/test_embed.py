@@ -38,7 +38,7 @@ def test_one_normalized_vector_a_prompt(embedder: SglangWorker) -> None:
 
 
 def test_what_does_not_fit_is_refused_and_the_next_one_is_served(embedder: SglangWorker) -> None:
-    for ids, words in (([], "input_ids"), ([259], "input_ids[0] is 259"), ([1] * 2045, "")):
+    for ids, words in (([], "input_ids"), ([259], "input_ids[0] is 259"), ([1] * 2049, "2049")):
         with pytest.raises(grpc.RpcError) as caught:
             embed(embedder, ids)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT and words in caught.value.details()

@@ -6,7 +6,8 @@ columns. A delta is a row number; what most requests leave empty is read from it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -23,7 +24,9 @@ NAN = "NaN happened"
 """What the scheduler calls the stop string of a request whose sampled token is outside the vocabulary (0.5.18 to 0.5.23)."""
 
 Rows = list[list[float]]
-IdRows = list[list[int]]
+IdRows = list[list[TokenId]]
+Raw = msgspec.Raw
+NIL = Raw(b"\xc0")
 
 
 class BatchTokenIDSlimOutput(msgspec.Struct, tag=True, array_like=True, gc=False):
@@ -31,47 +34,48 @@ class BatchTokenIDSlimOutput(msgspec.Struct, tag=True, array_like=True, gc=False
 
     `finished_reasons` is empty while a request runs. A row of `output_top_logprobs_*` or `output_token_ids_logprobs_*`
     belongs to one output token, of `input_*` to one prompt token from `logprob_start_len` on, whose first has no value.
+    What a plain step does not need is still msgpack: `Batch.cell` reads it.
     """
 
     rids: list[str]
     output_ids: list[list[TokenId]]
-    finished_reasons: list[str]
-    finished_messages: list[str | None]
-    finished_matched: list[int | str | None]
-    prompt_tokens: list[int]
-    completion_tokens: list[int]
-    cached_tokens: list[int]
-    output_token_logprobs_val: list[list[float]]
-    output_token_logprobs_idx: list[list[int]]
+    finished_reasons: Raw
+    finished_messages: Raw
+    finished_matched: Raw
+    prompt_tokens: Raw
+    completion_tokens: Raw
+    cached_tokens: Raw
+    output_token_logprobs_val: Raw
+    output_token_logprobs_idx: Raw
     engine_index: int = 0
     num_running: int = 0
     num_waiting: int = 0
     kv_used_tokens: int = 0
     kv_total_tokens: int = 0
-    finished_status: list[int | None] | None = None
-    output_top_logprobs_val: list[Rows] | None = None
-    output_top_logprobs_idx: list[IdRows] | None = None
-    reasoning_tokens: list[int] | None = None
-    input_token_logprobs_val: list[list[float | None]] | None = None
-    input_token_logprobs_idx: list[list[int]] | None = None
-    input_top_logprobs_val: list[Rows] | None = None
-    input_top_logprobs_idx: list[IdRows] | None = None
-    output_token_ids_logprobs_val: list[Rows] | None = None
-    output_token_ids_logprobs_idx: list[IdRows] | None = None
-    finished_err_types: list[str | None] | None = None
-    output_hidden_states: list[Rows | None] | None = None
+    finished_status: Raw = NIL
+    output_top_logprobs_val: Raw = NIL
+    output_top_logprobs_idx: Raw = NIL
+    reasoning_tokens: Raw = NIL
+    input_token_logprobs_val: Raw = NIL
+    input_token_logprobs_idx: Raw = NIL
+    input_top_logprobs_val: Raw = NIL
+    input_top_logprobs_idx: Raw = NIL
+    output_token_ids_logprobs_val: Raw = NIL
+    output_token_ids_logprobs_idx: Raw = NIL
+    finished_err_types: Raw = NIL
+    output_hidden_states: Raw = NIL
 
 
 class BatchEmbeddingSlimOutput(msgspec.Struct, tag=True, array_like=True, gc=False):
     """Embeddings of one step, each request's terminal."""
 
     rids: list[str]
-    embeddings: list[list[float]]
-    prompt_tokens: list[int]
-    cached_tokens: list[int]
-    finished_reasons: list[str]
-    finished_messages: list[str | None]
-    finished_status: list[int | None]
+    embeddings: Raw
+    prompt_tokens: Raw
+    cached_tokens: Raw
+    finished_reasons: Raw
+    finished_messages: Raw
+    finished_status: Raw
     engine_index: int = 0
     num_running: int = 0
     num_waiting: int = 0
@@ -89,7 +93,61 @@ class ControlReplySlim(msgspec.Struct, tag=True, array_like=True, gc=False):
 
 
 Message = BatchTokenIDSlimOutput | BatchEmbeddingSlimOutput | ControlReplySlim
-Batch = BatchTokenIDSlimOutput | BatchEmbeddingSlimOutput
+
+_COLUMNS: Mapping[str, Any] = {
+    "finished_reasons": list[str],
+    "finished_messages": list[str | None],
+    "finished_matched": list[int | str | None],
+    "finished_status": list[int | None] | None,
+    "finished_err_types": list[str | None] | None,
+    "cached_tokens": list[int],
+    "output_token_logprobs_val": Rows,
+    "output_token_logprobs_idx": IdRows,
+    "output_top_logprobs_val": list[Rows] | None,
+    "output_top_logprobs_idx": list[IdRows] | None,
+    "reasoning_tokens": list[int] | None,
+    "input_token_logprobs_val": list[list[float | None]] | None,
+    "input_token_logprobs_idx": IdRows | None,
+    "input_top_logprobs_val": list[Rows] | None,
+    "input_top_logprobs_idx": list[IdRows] | None,
+    "output_token_ids_logprobs_val": list[Rows] | None,
+    "output_token_ids_logprobs_idx": list[IdRows] | None,
+    "output_hidden_states": list[Rows | None] | None,
+    "embeddings": Rows,
+}
+"""Column → what it holds."""
+
+_DECODE = {name: msgspec.msgpack.Decoder(kind).decode for name, kind in _COLUMNS.items()}
+
+
+class Batch:
+    """The columns of one step; each is decoded when the first of its cells is asked for. Raises `WireError`."""
+
+    __slots__ = ("_decoded", "message")
+
+    def __init__(self, message: Any) -> None:
+        self.message = message
+        self._decoded: dict[str, Any] = {}
+
+    def column(self, name: str) -> Any:
+        """A column, None when the message does not have it."""
+        if name not in self._decoded:
+            raw = getattr(self.message, name, None)
+            try:
+                self._decoded[name] = None if raw is None else _DECODE[name](raw)
+            except (msgspec.MsgspecError, RecursionError) as error:
+                raise WireError(f"the column {name} of a step cannot be read: {error}") from None
+        return self._decoded[name]
+
+    def cell(self, name: str, row: int) -> Any:
+        """The entry of a request, None in a column that was left out."""
+        column = self.column(name)
+        if column is None:
+            return None
+        try:
+            return column[row]
+        except IndexError:
+            raise WireError(f"the column {name} of a step ends before request {row}") from None
 
 
 class SglangDelta(msgspec.Struct, gc=False):
@@ -99,7 +157,7 @@ class SglangDelta(msgspec.Struct, gc=False):
     new_token_ids: list[int]
     finish_reason: str | None
     row: int
-    batch: Any
+    batch: Batch
     """The columns; they know nothing of their deltas, so that no cycle keeps them."""
 
 
@@ -131,29 +189,22 @@ class OutputReader:
             raise WireError(f"a step does not fit the lane's columns: {error}") from None
         if isinstance(message, ControlReplySlim):
             return SglangStep((), message.engine_index, message)
-        tokens = message.output_ids if isinstance(message, BatchTokenIDSlimOutput) else None
-        count = len(message.rids)
-        reasons = message.finished_reasons
-        if len(reasons) != count or (tokens is not None and len(tokens) != count):
-            raise WireError(
-                f"{count} requests came with {len(reasons)} finish reasons and {len(tokens or ())} rows of ids"
-            )
-        if tokens is not None and ABORT in reasons:
-            tokens = _without_refused(tokens, message)
-        outputs = list(
-            map(
-                SglangDelta,
-                message.rids,
-                repeat(_NO_TOKENS) if tokens is None else tokens,
-                [reason or None for reason in reasons] if any(reasons) else repeat(None),
-                range(count),
-                repeat(message),
-            )
-        )
+        count, batch = len(message.rids), Batch(message)
+        tokens: Iterable[list[int]] = repeat(_NO_TOKENS)
+        if isinstance(message, BatchTokenIDSlimOutput):
+            tokens = message.output_ids
+            if len(message.output_ids) != count:
+                raise WireError(f"{count} requests came with {len(message.output_ids)} rows of ids")
+        reasons: Iterable[str | None] = repeat(None)
+        if bytes(message.finished_reasons) != _all_run(count):
+            told = batch.column("finished_reasons")
+            if len(told) != count:
+                raise WireError(f"{count} requests came with {len(told)} finish reasons")
+            reasons = [reason or None for reason in told]
+            if ABORT in told and isinstance(message, BatchTokenIDSlimOutput):
+                tokens = _without_refused(message.output_ids, batch)
+        outputs = list(map(SglangDelta, message.rids, tokens, reasons, range(count), repeat(batch)))
         return SglangStep(outputs, message.engine_index, message)
-
-    def has_load(self, step: SglangStep) -> bool:
-        return not isinstance(step.message, ControlReplySlim)
 
     def load(self, step: SglangStep) -> Load | None:
         """The rank's load, at most 50 ms old; replies to control calls carry none."""
@@ -184,18 +235,18 @@ class OutputReader:
         """
         batch, row, reason = delta.batch, delta.row, delta.finish_reason
         if reason == STOP:
-            matched = _cell(batch.finished_matched, row) if isinstance(batch, BatchTokenIDSlimOutput) else None
+            matched = batch.cell("finished_matched", row)
             if matched == NAN:
                 return Finish.ERROR, None, "the model's output was not a number"
             return Finish.STOP, matched, None
         if reason == LENGTH:
             return Finish.LENGTH, None, None
-        text = _cell(batch.finished_messages, row) or "the scheduler ended the request without a reason"
+        text = batch.cell("finished_messages", row) or "the scheduler ended the request without a reason"
         if reason != ABORT:
             return Finish.ERROR, None, f"the engine ended the request with the unknown finish {reason!r}"
-        status = _cell(batch.finished_status, row)
+        status = batch.cell("finished_status", row)
         if status is None:
-            cause = _cell(batch.finished_err_types, row) if isinstance(batch, BatchTokenIDSlimOutput) else None
+            cause = batch.cell("finished_err_types", row)
             return (Finish.ABORT, None, None) if cause is None else (Finish.ERROR, None, f"{cause}: {text}")
         if status in (429, 503):
             return Finish.OVERLOADED, None, text
@@ -203,19 +254,17 @@ class OutputReader:
 
     def cached_tokens(self, delta: SglangDelta) -> int | None:
         """Prompt tokens served from the prefix cache: the same figure on every delta."""
-        cached: int | None = _cell(delta.batch.cached_tokens, delta.row)
+        cached: int | None = delta.batch.cell("cached_tokens", delta.row)
         return cached
 
     def logprobs(self, delta: SglangDelta) -> Logprobs | None:
         """One row for each new token; a request that only scores its prompt has no token, and its row is left out."""
         batch, row = delta.batch, delta.row
-        if not isinstance(batch, BatchTokenIDSlimOutput):
-            return None
-        values, ids = _cell(batch.output_token_logprobs_val, row), _cell(batch.output_token_logprobs_idx, row)
+        values, ids = batch.cell("output_token_logprobs_val", row), batch.cell("output_token_logprobs_idx", row)
         count = len(delta.new_token_ids)
         if not values or not count:
             return None
-        tops, top_ids = _cell(batch.output_top_logprobs_val, row), _cell(batch.output_top_logprobs_idx, row)
+        tops, top_ids = batch.cell("output_top_logprobs_val", row), batch.cell("output_top_logprobs_idx", row)
         if len(values) != count:
             raise WireError(f"{count} tokens came with {len(values)} log-probabilities")
         return _columns(values, ids, tops, top_ids)
@@ -223,29 +272,29 @@ class OutputReader:
     def prompt_logprobs(self, delta: SglangDelta) -> Logprobs | None:
         """One row for each prompt token behind the first one that was asked for."""
         batch, row = delta.batch, delta.row
-        if not isinstance(batch, BatchTokenIDSlimOutput):
-            return None
-        values, ids = _cell(batch.input_token_logprobs_val, row), _cell(batch.input_token_logprobs_idx, row)
+        values, ids = batch.cell("input_token_logprobs_val", row), batch.cell("input_token_logprobs_idx", row)
         if not values or not ids or values[0] is not None:
             return None
-        tops, top_ids = _cell(batch.input_top_logprobs_val, row), _cell(batch.input_top_logprobs_idx, row)
+        tops, top_ids = batch.cell("input_top_logprobs_val", row), batch.cell("input_top_logprobs_idx", row)
         return _columns(values[1:], ids[1:], tops and tops[1:], top_ids and top_ids[1:])
 
     def pooled(self, delta: SglangDelta) -> Tensor | None:
         """The vector of an embedding; None for a request that got none."""
-        batch = delta.batch
-        vector = _cell(batch.embeddings, delta.row) if isinstance(batch, BatchEmbeddingSlimOutput) else None
+        vector = delta.batch.cell("embeddings", delta.row)
         return tensor_of("float32", (len(vector),), vector) if vector else None
 
 
-def _without_refused(tokens: list[list[int]], message: Any) -> list[list[int]]:
+@functools.lru_cache(maxsize=1024)
+def _all_run(count: int) -> bytes:
+    """`finished_reasons` of a step in which nothing ends."""
+    return msgspec.msgpack.encode([RUNNING] * count)
+
+
+def _without_refused(tokens: list[list[int]], batch: Batch) -> list[list[int]]:
     """A refused request is run for one step on a placeholder: what it samples there is no output (0.5.18 to 0.5.23)."""
-    statuses = message.finished_status
-    if statuses is None:
+    if batch.column("finished_status") is None:
         return tokens
-    if len(statuses) != len(tokens):
-        raise WireError(f"{len(tokens)} requests came with {len(statuses)} statuses")
-    return [_NO_TOKENS if status is not None else ids for ids, status in zip(tokens, statuses, strict=True)]
+    return [ids if batch.cell("finished_status", row) is None else _NO_TOKENS for row, ids in enumerate(tokens)]
 
 
 class Scores(msgspec.Struct, gc=False):
@@ -262,24 +311,12 @@ class Scores(msgspec.Struct, gc=False):
 def scores(delta: SglangDelta) -> Scores:
     """Reads them; raises `WireError` for columns that do not fit each other."""
     batch, row = delta.batch, delta.row
-    if not isinstance(batch, BatchTokenIDSlimOutput):
-        return Scores(0, [], [])
-    values = _cell(batch.output_token_ids_logprobs_val, row) or []
-    ids = _cell(batch.output_token_ids_logprobs_idx, row) or []
+    values = batch.cell("output_token_ids_logprobs_val", row) or []
+    ids = batch.cell("output_token_ids_logprobs_idx", row) or []
     if list(map(len, values)) != list(map(len, ids)):
         raise WireError("log-probabilities of chosen ids came without their ids")
-    hidden = _cell(batch.output_hidden_states, row) or []
-    return Scores(_cell(batch.reasoning_tokens, row) or 0, list(zip(values, ids, strict=True)), hidden)
-
-
-def _cell(column: Sequence[Any] | None, row: int) -> Any:
-    """The entry of a request; None in a column that was left out. Raises `WireError` for one that is too short."""
-    if column is None:
-        return None
-    try:
-        return column[row]
-    except IndexError:
-        raise WireError(f"a column of a step ends before request {row}") from None
+    hidden = batch.cell("output_hidden_states", row) or []
+    return Scores(batch.cell("reasoning_tokens", row) or 0, list(zip(values, ids, strict=True)), hidden)
 
 
 def _columns(values: Any, ids: Any, tops: Any, top_ids: Any) -> Logprobs:

@@ -9,7 +9,7 @@ import pytest
 
 from bridge.wire.codec import Finish, Load, Reply
 from bridge.wire.errors import WireError
-from bridge.wire.sglang.outputs import BatchTokenIDSlimOutput, scores
+from bridge.wire.sglang.outputs import Batch, BatchTokenIDSlimOutput, scores
 from tests.wire.sglang.recorded import STEP_IDS, STEPS, VERSIONS, codec_of, frames_of, oracle, step_named
 
 
@@ -41,8 +41,13 @@ def test_a_step_reads_as_an_independent_decoder_reads_it(version: str, entry: di
     tag, *columns = oracle(frames_of(entry)[0])
     message = codec_of(version).step(frames_of(entry)).message
     assert tag == type(message).__name__
+    batch = Batch(message)
     for name, column in zip(message.__struct_fields__, columns, strict=True):
-        assert getattr(message, name) == column, name
+        found = getattr(message, name)
+        raw = isinstance(found, msgspec.Raw)
+        assert (msgspec.msgpack.decode(found) if raw else found) == column, name
+        if raw and name not in ("prompt_tokens", "completion_tokens"):
+            assert batch.column(name) == column, name
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -113,6 +118,10 @@ def test_replies_to_control_calls(version: str) -> None:
     assert codec.reply(step_named("nothing", version)) is None
 
 
+LATER = ("finished_status", "output_top_logprobs_val", "output_top_logprobs_idx")
+"""The first columns that may be left out."""
+
+
 def _message(**changed: Any) -> list[bytes]:
     values: dict[str, Any] = {
         "rids": ["a", "b"],
@@ -126,13 +135,17 @@ def _message(**changed: Any) -> list[bytes]:
         "output_token_logprobs_val": [[], []],
         "output_token_logprobs_idx": [[], []],
     }
-    return [msgspec.msgpack.encode(BatchTokenIDSlimOutput(**{**values, **changed}))]
+    fixed = {**values, **dict.fromkeys(("engine_index", "num_running", "num_waiting", "kv_used", "kv_total"), 0)}
+    later = {name: changed.get(name) for name in LATER}
+    given = {name: changed.get(name, value) for name, value in fixed.items()} | later
+    return [msgspec.msgpack.encode(["BatchTokenIDSlimOutput", *given.values()])]
 
 
 def test_columns_that_a_newer_lane_appends_are_ignored_and_those_an_older_one_lacks_are_empty() -> None:
     codec = codec_of("0.5.23")
     array = oracle(_message()[0])
-    longer = codec.step([msgspec.msgpack.encode([*array, [["new"], None], 5])])
+    rest = [None] * (1 + len(BatchTokenIDSlimOutput.__struct_fields__) - len(array))
+    longer = codec.step([msgspec.msgpack.encode([*array, *rest, [["new"], None], 5])])
     shorter = codec.step([msgspec.msgpack.encode(array[:11])])
     for step in (longer, shorter):
         assert [delta.new_token_ids for delta in step.outputs] == [[1], [2]]
@@ -148,7 +161,10 @@ def test_columns_that_a_newer_lane_appends_are_ignored_and_those_an_older_one_la
         [msgspec.msgpack.encode(["BatchOfSomethingElse", []])],
         [msgspec.msgpack.encode({"rids": []})],
         _message(output_ids=[[1]]),
-        _message(finished_reasons=[""]),
+        _message(finished_reasons=["", "", ""]),
+        _message(finished_reasons=["stop"]),
+        _message(finished_reasons=[1, 2]),
+        _message(finished_reasons=["abort", "abort"], finished_status=[400]),
         [_message()[0][:-3]],
     ],
 )
