@@ -213,12 +213,16 @@ class Engine:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def abort(self, request_ids: Sequence[str]) -> None:
-        """Abort requests by their clients' ids, those of sibling front ends too; raises `Refusal` unless up."""
+    def abort(self, request_ids: Sequence[str]) -> list[str]:
+        """Abort requests by their clients' ids; returns those that are not in flight here, which siblings are told.
+
+        Raises `Refusal` unless up.
+        """
         table = self.table
         unknown = [request_id for request_id in request_ids if not table.abort(request_id)]
         if unknown:
             self.abort_elsewhere(unknown)
+        return unknown
 
     def abort_here(self, request_ids: Sequence[str]) -> None:
         """A sibling was asked to abort these and does not have them."""

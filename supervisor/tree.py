@@ -315,6 +315,7 @@ class Supervisor:
                     break
                 except SupervisorError as error:
                     reason = error.reason
+                    self._die(reason)
             self.engine_restarts += 1
             self._operations.serving(self._name)
 

@@ -234,7 +234,7 @@ class SglangScheduler:
 
     async def abort(self, message: pb.AbortRequest, call: Call) -> pb.AbortResponse:
         call.request_id = message.request_id
-        if self._engine.table.abort(message.request_id):
+        if not self._engine.abort([message.request_id]):
             return pb.AbortResponse(success=True, message="aborted")
         return pb.AbortResponse(success=False, message=f"no request {message.request_id[:80]!r} is in flight here")
 

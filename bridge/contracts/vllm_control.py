@@ -149,9 +149,7 @@ class VllmControl:
 
     async def abort(self, request: Any, call: Call) -> Any:
         at_most("request_ids", request.request_ids, amounts.ABORTS, "ids")
-        table = self._engine.table
-        for request_id in request.request_ids:
-            table.abort(request_id)
+        self._engine.abort(request.request_ids)
         return message("vllm.AbortResponse")()
 
     # -- pause and sleep ---------------------------------------------------------------------------------------------

@@ -112,6 +112,7 @@ async def test_a_wedged_input_is_found_by_the_request_it_never_reads(served: Ser
     with pytest.raises(grpc.RpcError) as error:
         list(served.stub.Generate(generation(1), timeout=20))
     assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+    await asyncio.to_thread(served.wait_for, "starting it again", 10)
     assert time.monotonic() - when < SILENCE_S + 2.0
     served.wait_until_serving(20)
     assert answers(served)

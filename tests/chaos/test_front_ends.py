@@ -83,7 +83,7 @@ async def served_by_another(served: Served, dead: int, when: float) -> float:
 async def test_fifty_upgrades_cut_no_stream(served: Served) -> None:
     engine, front_ends = served.engine.pid, {served.front_end.pid}
     channels = 4
-    async with Flock(served.address, channels=channels) as flock:
+    async with Flock(served.address, channels=channels, tokens=12) as flock:
         await flock.flows()
         for _ in range(UPGRADES):
             done = await asyncio.to_thread(served.order, "reload")

@@ -18,7 +18,7 @@ from tests.running import Running, unused_port
 
 UPGRADES = 50
 STREAMS = 64
-TOKENS = 12
+TOKENS = 8
 
 
 @pytest.fixture

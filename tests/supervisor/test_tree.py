@@ -80,6 +80,10 @@ def test_a_new_engine_starts_without_the_latch_of_the_last(tmp_path: Path) -> No
     with Sim(tmp_path) as worker:
         worker.wait_until_serving(30)
         assert not latch.exists()
+        latch.write_text("of this engine")
+        worker.part("bridge.plugins.sim").kill()
+        worker.wait_for("serves again", 10)
+        assert not latch.exists()
 
 
 def test_constraints_are_refused_by_name_where_nothing_checks_them(sim: Sim) -> None:
