@@ -206,6 +206,10 @@ class OutputReader:
         outputs = list(map(SglangDelta, message.rids, tokens, reasons, range(count), repeat(batch)))
         return SglangStep(outputs, message.engine_index, message)
 
+    def has_load(self, step: SglangStep) -> bool:
+        """Replies to control calls carry none."""
+        return not isinstance(step.message, ControlReplySlim)
+
     def load(self, step: SglangStep) -> Load | None:
         """The rank's load, at most 50 ms old; replies to control calls carry none."""
         message = step.message
