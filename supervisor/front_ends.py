@@ -124,7 +124,8 @@ class FrontEnds:
 
     @property
     def serving(self) -> bool:
-        return self._current is not None and self._current.serving.is_set()
+        current = self._current
+        return current is not None and current.serving.is_set() and not current.failed.is_set()
 
     def measured(self) -> list[Family]:
         """What all front ends of the run have counted, as one."""

@@ -58,12 +58,16 @@ class Ledger:
         self._free = list(range(HEADER + (cells - 1) * _cell.size, HEADER - 1, -_cell.size))
 
     def enter(self, counter: int, *, held: bool = False) -> int:
-        """Note a wire id before it is sent; returns its cell. There are as many cells as generations may be in flight."""
+        """Note a wire id before it is sent; returns its cell, 0 when none is free: aborts that wait keep theirs."""
+        if not self._free:
+            return 0
         cell = self._free.pop()
         _cell.pack_into(self._map, cell, counter | HELD if held else counter)
         return cell
 
     def leave(self, cell: int) -> None:
         """The engine is done with it, or was told to be."""
+        if not cell:
+            return
         _cell.pack_into(self._map, cell, 0)
         self._free.append(cell)

@@ -18,8 +18,9 @@ from bridge.supervisor.errors import UsageError
 from bridge.supervisor.listeners import bind_tcp
 from bridge.supervisor.state import StateFolder
 from bridge.wire.codec import Load
+from bridge.wire.engines import codec_for
 from bridge.wire.handshake import Phase, identity_of
-from bridge.wire.link import Slot
+from bridge.wire.link import LinkError, Slot
 
 
 @pytest.fixture
@@ -219,3 +220,96 @@ async def test_loads_go_out_at_once_then_thinned_and_the_last_one_always(monkeyp
     feed.put(Load(rank=0, running=7))
     assert sent[-1].running == 7
     feed.close()
+
+
+def up(told: Told) -> None:
+    """Read slot 0 as of an engine that is up."""
+    told.link.use(codec_for("vllm", {"vllm_version": "0.32.0"}, {}, engine_link.OWN_SLOT))
+
+
+def step(*wire_ids: str) -> bytes:
+    """A step with one token for each."""
+    return msgspec.msgpack.encode([0, [[wire_id, [7]] for wire_id in wire_ids], None, 0.0])
+
+
+def aborted(rank: Rank) -> list[str]:
+    """Wire ids that the rank was told to abort on slot 0, since the last time."""
+    found: list[str] = []
+    socket = rank.sockets[1]
+    while socket.poll(0):
+        kind, payload = socket.recv_multipart()
+        assert kind == b"\1"
+        found += msgspec.msgpack.decode(payload)
+    return found
+
+
+async def brought_up(told: Told, dial: Dial) -> tuple[Rank, list[zmq.Socket[bytes]]]:
+    told.link.expect(Launch([]))
+    rank = dial(told.link.address)
+    rank.say("HELLO")
+    outputs = rank.dial_slots(await rank.init())
+    rank.say("READY")
+    await until(lambda: told.link.done)
+    up(told)
+    return rank, outputs
+
+
+async def test_what_runs_for_a_slot_without_a_front_end_is_aborted_once(state: StateFolder, dial: Dial) -> None:
+    told = Told(state)
+    rank, outputs = await brought_up(told, dial)
+    for _ in range(3):
+        outputs[2].send(step("2.1.5", "2.1.6"))
+    found: list[str] = []
+    await until(lambda: found.extend(aborted(rank)) or len(found) >= 2)
+    await asyncio.sleep(0.1)
+    assert [*found, *aborted(rank)] == ["2.1.5", "2.1.6"]
+    told.link.close()
+
+
+async def test_a_slot_is_lent_and_reclaimed(state: StateFolder, dial: Dial) -> None:
+    told = Told(state)
+    rank, outputs = await brought_up(told, dial)
+    own_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    told.link.lend(2)
+    slot = Slot(own_context, 2, *state.slot(2))
+    with pytest.raises(LinkError, match="another process serves the slot"):
+        told.link.reclaim(2)
+    slot.close()
+    told.link.reclaim(2)
+    outputs[2].send(step("2.1.9"))
+    found: list[str] = []
+    await until(lambda: found.extend(aborted(rank)) or found)
+    assert found == ["2.1.9"]
+    own_context.destroy(0)
+    told.link.close()
+
+
+async def test_three_messages_that_cannot_be_read_are_a_death_and_two_are_not(state: StateFolder, dial: Dial) -> None:
+    told = Told(state)
+    _, outputs = await brought_up(told, dial)
+    for _ in range(2):
+        outputs[0].send(b"\xc1")
+        outputs[0].send(b"\xc1")
+        outputs[0].send(step())
+    await asyncio.sleep(0.1)
+    assert told.deaths == []
+    for _ in range(3):
+        outputs[0].send(b"\xc1")
+    await until(lambda: told.deaths)
+    assert told.deaths[0].startswith("3 messages in a row could not be decoded")
+    told.link.close()
+
+
+async def test_another_engine_takes_the_place_of_one_that_is_gone(state: StateFolder, dial: Dial) -> None:
+    told = Told(state)
+    rank, outputs = await brought_up(told, dial)
+    outputs[0].send(b"ENGINE_CORE_DEAD")
+    await until(lambda: told.deaths == ["it said that it died"])
+    rank.close()
+    await asyncio.sleep(0.1)
+    rank, outputs = await brought_up(told, dial)
+    told.link.abort(["1.1.1"])
+    found: list[str] = []
+    await until(lambda: found.extend(aborted(rank)) or found)
+    assert found == ["1.1.1"] and len(told.deaths) == 1
+    told.link.close()

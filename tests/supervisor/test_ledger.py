@@ -52,6 +52,7 @@ def test_as_many_cells_as_asked_for_and_each_comes_back() -> None:
     for _ in range(10):
         cells = [book.enter(number) for number in (1, 2, 3)]
         assert len(set(cells)) == 3
+        book.leave(book.enter(4))  # finds no cell
         for cell in cells:
             book.leave(cell)
     assert ledger.read(fd) == ([], [])
