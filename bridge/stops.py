@@ -22,7 +22,7 @@ class StopRules(TextRules):
     A match counts only from output token `min_tokens` + 1 on.
     """
 
-    __slots__ = ("longest", "min_tokens", "strings")
+    __slots__ = ("ends", "longest", "min_tokens", "strings")
 
     def __init__(
         self,
@@ -42,6 +42,8 @@ class StopRules(TextRules):
         )
         self.strings = tuple(strings)
         self.longest = max(map(len, self.strings))
+        self.ends = frozenset(string[-1] for string in self.strings)
+        """The characters one of which comes with the token that completes a string."""
         self.min_tokens = min_tokens
 
 
@@ -77,7 +79,7 @@ class StopMatcher:
             if self.pieces is not None:
                 self.pieces.append(piece)
             text = self._tail + piece
-            if self._count > rules.min_tokens:
+            if self._count > rules.min_tokens and not rules.ends.isdisjoint(piece):
                 found = _first(text, len(self._tail), rules.strings)
                 if found is not None:
                     start, string = found

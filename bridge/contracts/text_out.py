@@ -22,11 +22,11 @@ class TextOut:
 
     def next(self, tokens: list[int]) -> str:
         """What these tokens let be shown."""
-        if self._hold == 0:
-            text = self._new(tokens)
-        else:
-            held = self._held + self._new(tokens)
-            text, self._held = held[: -self._hold], held[-self._hold :]
+        hold = self._hold
+        text = self._new(tokens)
+        if hold:
+            text = self._held + text
+            text, self._held = text[:-hold], text[-hold:]
         self._shown += len(text)
         return text
 

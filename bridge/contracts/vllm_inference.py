@@ -83,9 +83,10 @@ class VllmInference:
         eos = frozenset(sampling.eos_token_ids)
         rules, stops = self._rules(request, shown, ids, sampling)
         rich = maker(shown, stops)
-        if rich is None and shown.only_ids and request.sampling.num_sequences <= 1:
+        sequences = request.sampling.num_sequences or 1
+        if rich is None and shown.only_ids and sequences == 1:
             return IdsSink(call, shown, eos, stream=stream), None
-        return FullSink(call, shown, eos, rules, stream=stream), rich
+        return FullSink(call, shown, eos, rules, stream=stream, sequences=sequences), rich
 
     def _rules(
         self, request: Any, shown: Shown, ids: list[int], sampling: Sampling

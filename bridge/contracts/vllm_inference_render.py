@@ -156,13 +156,26 @@ class FullSink(IdsSink):
     """Renders everything else: text, log-probabilities and candidates, several sequences."""
 
     _plain = None
-    __slots__ = ("_rules", "_texts")
+    __slots__ = ("_quick", "_rules", "_texts")
 
-    def __init__(self, call: Call, shown: Shown, eos: frozenset[int], rules: TextRules | None, *, stream: bool) -> None:
+    def __init__(
+        self, call: Call, shown: Shown, eos: frozenset[int], rules: TextRules | None, *, stream: bool, sequences: int
+    ) -> None:
         """`rules` make tokens text; None where no text is shown. Stop strings are found in any case, by `maker`."""
         super().__init__(call, shown, eos, stream=stream)
         self._rules = rules
         self._texts: dict[int, TextOut] = {}
+        self._quick = sequences == 1 and shown.token_ids and shown.logprobs is None and rules is not None
+
+    def chunk(self, sequence: Sequence, tokens: list[int]) -> None:
+        """What vllm-router asks for with stop strings, id and text of one token, is written in one go."""
+        if not self._quick or len(tokens) != 1 or sequence.finish is not None or not self._prompt_sent:
+            super().chunk(sequence, tokens)
+            return
+        text, id_ = self._texts[0].next(tokens).encode(), VARINT[tokens[0]]
+        part = b"\x12%b%b" % (VARINT[len(text)], text) if text else b""
+        body = b"%b\x18\x01\x22%b%b" % (part, VARINT[len(id_)], id_)
+        self._call.send(b"\x12%b%b" % (VARINT[len(body)], body))
 
     def body(self, sequence: Sequence, tokens: list[int], start: int, *, ended: bool) -> bytes:
         shown, varint, rich = self.shown, VARINT, sequence.rich
