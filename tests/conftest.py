@@ -18,7 +18,10 @@ ONE_THREAD = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 """Several engines run at once here. vLLM 0.32 would pin the threads of each to the same core: start-up took 85 s with
 two others running, 36 s without the pinning."""
 
-os.environ.update(OFFLINE | ONE_THREAD)
+NO_RESTARTS = {"BRIDGE_RESTART": "never"}
+"""An engine that dies where no test expects it must not be back before anybody looks."""
+
+os.environ.update(OFFLINE | ONE_THREAD | NO_RESTARTS)
 
 
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -16,7 +16,7 @@ import psutil
 from bridge.plugins.sim.control import ControlError, SimControl
 from tests.running import Worker, unused_port
 
-QUICK = ("--liveness-secs", "0.5", "--restart-delay-secs", "0.2")
+QUICK = ("--liveness-secs", "0.5", "--restart", "on-failure", "--restart-delay-secs", "0.2")
 """An engine that dies is back soon, and one that hangs is asked often."""
 
 

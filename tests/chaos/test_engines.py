@@ -79,7 +79,7 @@ async def test_an_engine_that_hangs_is_found_while_it_has_work(served: Served) -
         found = time.monotonic() - when
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "rank 0 does not answer: 2.0 s of silence with 1 requests in flight" in (error.value.details() or "")
-        assert SILENCE_S - 0.6 < found < SILENCE_S + 1.0
+        assert SILENCE_S - 1.0 < found < SILENCE_S + 1.0  # the last answer is up to a tick and an interval old
     served.wait_until_serving(20)
     assert served.engine.pid != engine and answers(served)
 

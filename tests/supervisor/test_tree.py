@@ -77,7 +77,7 @@ def test_a_new_engine_starts_without_the_latch_of_the_last(tmp_path: Path) -> No
     (tmp_path / "state").mkdir(mode=0o700)
     latch = tmp_path / "state" / "backend"
     latch.write_text("of another engine")
-    with Sim(tmp_path) as worker:
+    with Sim(tmp_path, "--restart", "on-failure") as worker:
         worker.wait_until_serving(30)
         assert not latch.exists()
         latch.write_text("of this engine")
@@ -178,7 +178,7 @@ def test_a_second_signal_cuts_the_drain_short(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["kill", "exit", "death_frame"])
 def test_an_engine_that_dies_ends_streams_and_the_run(tmp_path: Path, fault: str) -> None:
-    with Sim(tmp_path, "--restart", "never", "--warmup", "off", "--fault", f"{fault}@requests:1") as worker:
+    with Sim(tmp_path, "--warmup", "off", "--fault", f"{fault}@requests:1") as worker:
         worker.wait_until_serving(30)
         tree = worker.tree()
         started = time.monotonic()
