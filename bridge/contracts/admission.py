@@ -69,6 +69,7 @@ class Admission:
         context.engine.table  # noqa: B018  (refuses unless up)
         at_most("request_id", wanted.request_id, amounts.REQUEST_ID_CHARACTERS, "characters")
         call.request_id = wanted.request_id
+        call.request_id = wanted.request_id
         at_most("stop", ask.stop, amounts.STOP_STRINGS, "strings")
         missing_tokenizer = (wanted.text_out or ask.stop) and context.text.loaded is None
         if wanted.text is not None or missing_tokenizer or wanted.constraint is not None:
@@ -154,6 +155,7 @@ class Admission:
                 cache_salt=wanted.cache_salt or None,
                 session_id=wanted.session_id or None,
                 transfer_params=transfer,
+                stream=wanted.stream,
             )
             for index in range(ask.n or 1)
         ]
