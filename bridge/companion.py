@@ -127,11 +127,19 @@ class Verdicts:
 class CompanionGrammar:
     """Validates constraints by the companion at a unix socket."""
 
-    def __init__(self, address: str, latch: Latch, on_silence: Callable[[float], None]) -> None:
-        """`on_silence(seconds)` is called when the companion took a check and does not answer."""
+    def __init__(
+        self,
+        address: str,
+        latch: Latch,
+        on_silence: Callable[[float], None],
+        on_other_version: Callable[[str], None] = lambda version: None,
+    ) -> None:
+        """`on_silence(seconds)` is called when the companion took a check and does not answer, `on_other_version(version)`
+        when it is of another headless-bridge than this."""
         self._address = address
         self._latch = latch
         self._on_silence = on_silence
+        self._on_other_version = on_other_version
         self._verdicts = Verdicts()
         self._asked: dict[bytes, asyncio.Future[Verdict]] = {}
         self._link: _Link | None = None
@@ -159,6 +167,11 @@ class CompanionGrammar:
                     backend=verdict.backend,
                     backend_was_auto=verdict.backend_was_auto,
                 )
+
+    async def meet(self) -> None:
+        """Connect now, so that one of another version is found before it is needed."""
+        with contextlib.suppress(Refusal):
+            await self._connected()
 
     def close(self) -> None:
         if self._link is not None:
@@ -201,7 +214,9 @@ class CompanionGrammar:
         async with self._connecting:
             if self._link is None or self._link.lost:
                 try:
-                    _, self._link = await asyncio.get_running_loop().create_unix_connection(_Link, self._address)
+                    _, self._link = await asyncio.get_running_loop().create_unix_connection(
+                        lambda: _Link(self._on_other_version), self._address
+                    )
                 except OSError:
                     raise Refusal(Code.UNAVAILABLE, AWAY) from None
             return self._link
@@ -210,8 +225,9 @@ class CompanionGrammar:
 class _Link(asyncio.Protocol):
     """One connection to the companion."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_other_version: Callable[[str], None]) -> None:
         self.lost = False
+        self._on_other_version = on_other_version
         self._framing = Framing(MAX_MESSAGE)
         self._decoder: msgspec.msgpack.Decoder[FromCompanion] = msgspec.msgpack.Decoder(FromCompanion)
         self._transport: asyncio.Transport | None = None
@@ -261,6 +277,7 @@ class _Link(asyncio.Protocol):
                     __version__,
                 )
                 self.close()
+                self._on_other_version(message.bridge_version)
             return
         future = self._waiting.get(message.id)
         if future is not None and not future.done():

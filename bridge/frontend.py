@@ -193,7 +193,10 @@ async def _serve(control_fd: int) -> int:
     latch = Latch(start.latch)
     if start.companion:
         grammar = CompanionGrammar(
-            start.companion, latch, lambda waited_s: channel.send(CompanionSilent(waited_s=waited_s))
+            start.companion,
+            latch,
+            lambda waited_s: channel.send(CompanionSilent(waited_s=waited_s)),
+            lambda version: channel.send(CompanionSilent(other_version=version)),
         )
     try:
         front_end = FrontEnd(
@@ -211,10 +214,13 @@ async def _serve(control_fd: int) -> int:
         channel.close()
         return 1
     channel.send(Started(pid=os.getpid()))
+    meeting = asyncio.ensure_future(grammar.meet()) if grammar is not None and not start.listen_at_once else None
     try:
         return await Orders(front_end, channel, start, engine_starts=latch.open).run()
     finally:
         await front_end.close()
+        if meeting is not None:
+            meeting.cancel()
         if grammar is not None:
             grammar.close()
         channel.close()

@@ -160,9 +160,11 @@ class Measured(msgspec.Struct, tag="measured", kw_only=True):
 
 
 class CompanionSilent(msgspec.Struct, tag="companion_silent", kw_only=True):
-    """Front end → supervisor: the companion took a check and does not answer. It is ended, and another started."""
+    """Front end → supervisor: the companion took a check and does not answer, or is of `other_version`, because the front
+    end was replaced by newer code. It is ended, and another started."""
 
-    waited_s: float
+    waited_s: float = 0.0
+    other_version: str = ""
 
 
 ToFrontEnd = Start | Loading | EngineUp | EngineDown | RankLoad | Drain | Siblings | AbortRequests

@@ -188,8 +188,9 @@ class FrontEnd:
                     self.measures = families
                 case AbortRequests(request_ids=request_ids):
                     self._owner.abort_elsewhere(self, request_ids)
-                case CompanionSilent(waited_s=waited):
-                    self._owner.companion_silent(f"did not answer for {waited:g} s")
+                case CompanionSilent(waited_s=waited, other_version=version):
+                    what = f"is of headless-bridge {version}" if version else f"did not answer for {waited:g} s"
+                    self._owner.companion_silent(what)
         await self.process.exited.wait()
         if not self.drained:
             self._fail(f"the front end {self.process.describe_exit()}")

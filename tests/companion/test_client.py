@@ -166,3 +166,15 @@ async def test_a_companion_of_another_version_is_not_used(
     with toy_at(tmp_path / "c", "import bridge; bridge.__version__ = '0.0.1'"):
         assert (await refused(connect(tmp_path / "c"), "regex", "slow a")).code is Code.UNAVAILABLE
     assert "the companion is of headless-bridge 0.0.1" in caplog.text
+
+
+async def test_a_companion_of_another_version_is_found_before_it_is_needed(tmp_path: Path) -> None:
+    found: list[str] = []
+    with toy_at(tmp_path / "c", "import bridge; bridge.__version__ = '0.0.1'"):
+        grammar = CompanionGrammar(str(tmp_path / "c"), Latch(), lambda waited_s: None, found.append)
+        await grammar.meet()
+        async with asyncio.timeout(5):
+            while not found:
+                await asyncio.sleep(0.01)
+    assert found == ["0.0.1"]
+    await grammar.meet()  # nobody is there, and nobody minds
