@@ -281,6 +281,10 @@ def test_a_unix_socket_serves_and_is_removed(tmp_path: Path) -> None:
         with grpc.insecure_channel(f"unix:{path}") as channel:
             health = channel.unary_unary("/vllm.grpc.engine.VllmEngine/HealthCheck")
             assert health(b"", timeout=5)
+        worker.process.send_signal(signal.SIGHUP)
+        worker.wait_for("the old front end is gone", 10)
+        with grpc.insecure_channel(f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+            assert channel.unary_unary("/vllm.grpc.engine.VllmEngine/HealthCheck")(b"", timeout=5)
         assert worker.stop() == 0
         assert not path.exists()
 
