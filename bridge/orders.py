@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
     from bridge.frontend import FrontEnd
 
 WORK_S = 1.0
-"""Between words on what is in flight and what was counted. The supervisor takes half a minute without any as a hang."""
+"""Between words on what is in flight and what was counted. The supervisor takes 20 s without any as a hang."""
+NEW_WORK_S = 0.2
+"""Between looks whether that has changed: the silence of an engine counts from when the supervisor hears of its work."""
 CONNECT_S = 0.005
 """Between tries to reach a rank: engines dial a slot that is bound anew every 0.1 s (libzmq's default)."""
 
@@ -178,11 +181,18 @@ class Orders:
         self._over.set()
 
     async def _tell_work(self) -> None:
+        told: list[RankWork] | None = None
+        due = 0.0
         while True:
             ranks = [RankWork(*entry) for entry in self._front_end.engine.work()]
-            self._channel.send(Work(ranks=ranks))
-            self._channel.send(Measured(families=self._front_end.measured()))
-            await asyncio.sleep(WORK_S)
+            now = time.monotonic()
+            if ranks != told or now >= due:
+                told = ranks
+                self._channel.send(Work(ranks=ranks))
+            if now >= due:
+                due = now + WORK_S
+                self._channel.send(Measured(families=self._front_end.measured()))
+            await asyncio.sleep(NEW_WORK_S)
 
     def _abort_elsewhere(self, request_ids: list[str]) -> None:
         if self._others:

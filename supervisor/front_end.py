@@ -39,6 +39,8 @@ MODULE = "bridge.frontend"
 DRAIN_MARGIN_S = 3.0
 """On top of a drain's grace: the front end cuts the streams itself at the grace, then closes its connections."""
 STOP_GRACE_S = 2.0
+LAST_WORDS_S = 0.5
+"""For what a front end said before it ended to be heard: its end may be seen first."""
 
 _log = logging.getLogger(__name__)
 
@@ -154,6 +156,7 @@ class FrontEnd:
     async def stop(self) -> None:
         """End it, whatever it does."""
         await self.process.stop(STOP_GRACE_S)
+        await asyncio.wait({self._listener}, timeout=LAST_WORDS_S)
         self._channel.close()
         self._listener.cancel()
         with contextlib.suppress(asyncio.CancelledError):

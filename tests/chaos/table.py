@@ -21,6 +21,9 @@ fails when a row breaks its limit; `make test` measures the same and leaves this
 FOOT = """
 What a client sees: UNAVAILABLE with `the engine is gone: …` or a closed connection; gateways retry both. An
 upgrade shows GOAWAY alone: a call that races it may fail once a connection, with UNAVAILABLE, for a client without retries.
+Behind SMG 1.13 at its defaults 50 upgrades in a row failed nothing. One thing to know there: its client (tonic) fails every
+call that it hands to a connection in the instant in which it finds the GOAWAY, so a gateway that sends many calls in step may
+see more than one, each retried; after ten of them SMG takes a worker out of service for a while.
 """
 
 
