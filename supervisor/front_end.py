@@ -54,7 +54,7 @@ class Owner(Protocol):
 
     def has_work(self, front_end: FrontEnd, ranks: Sequence[RankWork]) -> None: ...
 
-    def engine_lost(self, reason: str) -> None: ...
+    def engine_lost(self, front_end: FrontEnd, reason: str) -> None: ...
 
     def abort_elsewhere(self, front_end: FrontEnd, request_ids: list[str]) -> None: ...
 
@@ -184,7 +184,7 @@ class FrontEnd:
                 case Fatal(reason=reason):
                     self._fail(reason)
                 case EngineLost(reason=reason):
-                    self._owner.engine_lost(reason)
+                    self._owner.engine_lost(self, reason)
                 case Work(ranks=ranks):
                     self._owner.has_work(self, ranks)
                 case Measured(families=families):

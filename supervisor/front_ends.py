@@ -9,7 +9,6 @@ The engine notices neither.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -150,10 +149,10 @@ class FrontEnds:
         self._hurry.set()
         for timer in self._timers:
             timer.cancel()
-        for task in list(self._tasks):
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*tasks, return_exceptions=True)
         for front_end in self._all():
             await self._reap(front_end)
 
@@ -210,8 +209,10 @@ class FrontEnds:
     def has_work(self, front_end: FrontEnd, ranks: Sequence[RankWork]) -> None:
         self._upward.front_end_work(front_end, ranks)
 
-    def engine_lost(self, reason: str) -> None:
-        self._upward.engine_lost(reason)
+    def engine_lost(self, front_end: FrontEnd, reason: str) -> None:
+        """Of the engine that this front end serves: a late word on the one before is of no interest."""
+        if front_end.serving.is_set():
+            self._upward.engine_lost(reason)
 
     def companion_silent(self, what: str) -> None:
         self._upward.companion_silent(what)
@@ -269,7 +270,10 @@ class FrontEnds:
 
     async def _spawn(self, slot: int) -> FrontEnd:
         start = self._make(slot, self._up is None)
-        return await FrontEnd.spawn(start, self._inherit, self._lifeline, self)
+        try:
+            return await FrontEnd.spawn(start, self._inherit, self._lifeline, self)
+        except OSError as error:
+            raise SupervisorError(f"a front end cannot be started: {error.strerror}") from None
 
     async def _bury(self, front_end: FrontEnd) -> None:
         """What a front end left running is aborted in the engine; then it is ended for good."""
@@ -324,4 +328,10 @@ class FrontEnds:
     def _task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("front ends are kept no more", exc_info=error)
+            self._upward.front_ends_ended(f"front ends cannot be kept: {error}")

@@ -180,6 +180,7 @@ class Supervisor:
         commands = await CommandServer.listen(state.commands, {"reload": self._reload, "metrics": self._tell_metrics})
         owned.push_async_callback(commands.close)
         keeping = asyncio.ensure_future(self._keep_engine(run, facts))
+        keeping.add_done_callback(self._kept)
         owned.push_async_callback(_cancel, keeping)
         operations.serving(name)
         where = listeners[0].address
@@ -333,6 +334,11 @@ class Supervisor:
             await _cancel(bringing)
         _log.info("%s serves again", self._engine.name)
         return run
+
+    def _kept(self, keeping: asyncio.Future[None]) -> None:
+        if not keeping.cancelled() and (error := keeping.exception()) is not None:
+            _log.error("the engine is kept no more", exc_info=error)
+            self._engine_is_gone(f"{self._engine.name} cannot be kept: {error}")
 
     def _engine_is_gone(self, reason: str) -> None:
         if self._front_ends is not None:
@@ -495,9 +501,11 @@ class Supervisor:
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:
+    """End a task whose failure somebody else has heard of."""
     task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, SupervisorError):
-        await task
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()
 
 
 async def _known(facts: Facts) -> Facts:
