@@ -18,8 +18,12 @@ INT32_MAX = 2**31 - 1
 MAX_HELD_BACK_STOP_IDS = INT32_MAX
 """No limit: `min_new_tokens` masks any number of ids."""
 
-MAX_BIAS: float | None = None
-"""A bias is added as it is."""
+MAX_BIAS: float | None = 1e4
+"""Larger ones mean the same, but divided by the smallest temperature they overflow: a logit that is not a number ends the
+scheduler (0.5.18 to 0.5.23, where SGLANG_SANITIZE_NAN_LOGITS is off)."""
+
+LEAST_REPETITION = 1e-3
+"""SGLang's own limit is 0, whose neighbours overflow the logits they divide, as a bias would."""
 
 GREEDY_SAMPLES_DIFFER = True
 """`n` above 1 is taken with temperature 0 too, as SGLang's own server takes it."""
@@ -35,7 +39,9 @@ RULES: Mapping[str, Rule] = {
     "min_p": Rule(kind="float", low=0.0, high=1.0, harm="error", note="0 is off"),
     "frequency_penalty": Rule(kind="float", low=-2.0, high=2.0, harm="error"),
     "presence_penalty": Rule(kind="float", low=-2.0, high=2.0, harm="error"),
-    "repetition_penalty": Rule(kind="float", low=0.0, low_exclusive=True, high=2.0, harm="error", note="1 is off"),
+    "repetition_penalty": Rule(
+        kind="float", low=LEAST_REPETITION, high=2.0, harm="death", note="1 is off; see LEAST_REPETITION"
+    ),
     "n": Rule(kind="int", low=1, high=16384, harm="error", note="the lane takes 1; fanned out here"),
     "max_tokens": Rule(
         kind="int", low=0, high=INT32_MAX, harm="error", note="0 scores the prompt; capped to the context and KV cache"

@@ -32,6 +32,10 @@ STRICTER_LATER = {("0.5.18", "stop"), ("0.5.18", "seed"), ("0.5.20", "seed")}
 """Limits that a later release brought."""
 
 
+DEADLY = {"repetition_penalty": [1e-9]}
+"""What SamplingParams takes and our rules refuse, because the sampler ends in numbers that are none."""
+
+
 def read(field: str, values: object) -> list[object]:
     """The recorded values, the keys of a bias as the guard sees them."""
     found = [msgspec.msgpack.decode(bytes.fromhex(value)) for value in values]  # type: ignore[attr-defined]
@@ -49,11 +53,12 @@ def test_nothing_that_sglang_refuses_is_allowed(version: str, entry: dict[str, o
 
 
 @pytest.mark.parametrize(("version", "entry"), VALUES, ids=IDS)
-def test_everything_that_sglang_takes_is_allowed(version: str, entry: dict[str, object]) -> None:
+def test_everything_that_sglang_takes_is_allowed_unless_it_dies_of_it(version: str, entry: dict[str, object]) -> None:
     field = str(entry["field"])
     newest = next(one for one in VECTORS["0.5.23"]["values"] if one["field"] == field)
     taken = entry if (version, field) not in STRICTER_LATER else newest
-    assert [value for value in read(field, taken["takes"]) if not RESOLVED[field].allows(value)] == []
+    refused = [value for value in read(field, taken["takes"]) if not RESOLVED[field].allows(value)]
+    assert refused == DEADLY.get(field, [])
 
 
 @pytest.mark.parametrize("field", ["stop_token_ids", "logprob_token_ids", "prompt_token_ids"])
