@@ -21,7 +21,7 @@ demo:
 	@.envs/vllm/bin/python examples/demo/run.py
 
 test: lint
-	@$(BUILD) vllm sglang smg model tiny
+	@$(BUILD) vllm sglang smg model tiny router vllm-rs
 	@$(DEV)/python -m pytest -q --ignore tests/clients
 
 bench:

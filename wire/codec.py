@@ -82,6 +82,14 @@ class Sampling(msgspec.Struct, kw_only=True, gc=False):
     constraint: Constraint | None = None
 
 
+class Adapter(msgspec.Struct, frozen=True, gc=False):
+    """A LoRA adapter by the engine's number for it (1 or more), its name and its folder. An argument of `utility` too."""
+
+    number: int
+    name: str
+    path: str
+
+
 class GenerateCall(msgspec.Struct, kw_only=True, gc=False):
     """One generation as an engine receives it. `arrival_time` is in seconds since the epoch."""
 
@@ -96,6 +104,8 @@ class GenerateCall(msgspec.Struct, kw_only=True, gc=False):
     """The constraint starts at the first token, whatever reasoning parser the engine runs."""
     session_id: str | None = None
     """Requests of one conversation share it; engines may use it to keep their caches."""
+    adapter: Adapter | None = None
+    """The adapter to generate with, which the engine has."""
     transfer_params: dict[str, Any] | None = None
     """KV transfer parameters for the engine's connector, as its own kind of object."""
     stream: bool = True

@@ -23,7 +23,7 @@ from bridge.grpc.status import CancelReason, Code, GrpcError
 from bridge.guard import Ask
 from bridge.refusal import Refusal, invalid
 from bridge.requests import EngineCall, Request, Rich, Sink
-from bridge.wire.codec import Constraint, GenerateCall, Sampling
+from bridge.wire.codec import Adapter, Constraint, GenerateCall, Sampling
 
 MAX_TRANSFER_DEPTH = 64
 
@@ -51,6 +51,7 @@ class Wanted:
     rank: int | None = None
     session_id: str = ""
     cache_salt: str = ""
+    adapter: Adapter | None = None
     transfer: dict[str, Any] | None = None
     keep_stop_text: bool = False
     keep_prompt: bool = False
@@ -154,6 +155,7 @@ class Admission:
                 priority=ask.priority or 0,
                 cache_salt=wanted.cache_salt or None,
                 session_id=wanted.session_id or None,
+                adapter=wanted.adapter,
                 transfer_params=transfer,
                 stream=wanted.stream,
             )

@@ -12,7 +12,7 @@ from bridge.grpc.status import Code
 from bridge.guard import Guard
 from bridge.refusal import Refusal
 from bridge.text import TextEncoder
-from bridge.wire.codec import Constraint
+from bridge.wire.codec import Adapter, Constraint
 from bridge.wire.engines import rules_for
 from bridge.wire.model_folder import ModelFolderError
 from bridge.wire.tokenizer_files import tokenizer_archive
@@ -47,6 +47,8 @@ class Context:
         self.draining = False
         self.grammar: Grammar = NoGrammar()
         self.text = TextEncoder("")
+        self.adapters: dict[str, Adapter] = {}
+        """Those that were loaded through this front end, by name."""
         self._guard: Guard | None = None
         self._archive: asyncio.Future[tuple[bytes, str]] | None = None
 

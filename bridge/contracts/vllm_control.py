@@ -6,6 +6,7 @@ is refused by name.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -16,7 +17,8 @@ from bridge.contracts.proto import message
 from bridge.grpc.call import Call
 from bridge.grpc.service import Method
 from bridge.grpc.status import Code
-from bridge.refusal import Refusal, invalid, unsupported
+from bridge.refusal import Refusal, invalid, shown
+from bridge.wire.codec import Adapter
 from bridge.wire.engines import operations_for
 
 NAME = "vllm.Control"
@@ -43,6 +45,8 @@ NOT_SERVED = {
     "FinishWeightUpdate": "weights are not transferred into a running engine",
 }
 """Methods that are refused, and why."""
+
+MOST_ADAPTERS = 2**31 - 1
 
 Handler = Callable[[Any, Call], Awaitable[Any]]
 
@@ -204,16 +208,45 @@ class VllmControl:
     # -- adapters ----------------------------------------------------------------------------------------------------
 
     async def load_lora(self, request: Any, call: Call) -> Any:
-        self._must_have_lora()
-        raise unsupported("lora_name", request.lora_name, "adapters are not served yet")
+        """Load an adapter in every rank; loading the same again changes nothing."""
+        adapters = self._adapters()
+        for field in ("lora_name", "source_path"):
+            if not getattr(request, field):
+                raise invalid(field, "", "given")
+            at_most(field, getattr(request, field), amounts.REQUEST_ID_CHARACTERS, "characters")
+        adapter = Adapter(_number(request.lora_name, request.source_path), request.lora_name, request.source_path)
+        known = adapters.get(adapter.name)
+        if known is not None and known != adapter:
+            raise Refusal(
+                Code.ALREADY_EXISTS, f"{shown(adapter.name)} is loaded from {shown(known.path)}; unload it first"
+            )
+        if not all(await self._operate("load_adapter", adapter)):
+            raise Refusal(Code.FAILED_PRECONDITION, f"the engine did not load {shown(adapter.name)}")
+        adapters[adapter.name] = adapter
+        return message("vllm.LoadLoraResponse")(adapter=_described(adapter))
 
     async def unload_lora(self, request: Any, call: Call) -> Any:
-        self._must_have_lora()
-        raise unsupported("lora_name", request.lora_name, "adapters are not served yet")
+        adapters = self._adapters()
+        if not request.lora_name:
+            raise invalid("lora_name", "", "given")
+        adapter = adapters.get(request.lora_name)
+        if adapter is None:
+            raise Refusal(Code.NOT_FOUND, f"lora_name is {shown(request.lora_name)}, and no such adapter is loaded")
+        await self._operate("unload_adapter", adapter.number)
+        adapters.pop(adapter.name, None)
+        return message("vllm.UnloadLoraResponse")(adapter=_described(adapter))
 
     async def list_loras(self, request: Any, call: Call) -> Any:
+        """The adapters that were loaded here and that the engine still has."""
+        adapters = self._adapters()
+        has = [set(numbers) for numbers in await self._operate("list_adapters")]
+        present = [one for one in adapters.values() if all(one.number in numbers for numbers in has)]
+        return message("vllm.ListLorasResponse")(adapters=map(_described, present))
+
+    def _adapters(self) -> dict[str, Adapter]:
+        """Those that are loaded, by name; raises `Refusal` FAILED_PRECONDITION for an engine without LoRA."""
         self._must_have_lora()
-        return message("vllm.ListLorasResponse")()
+        return self._context.adapters
 
     def _must_have_lora(self) -> None:
         if not self._engine.facts.supports_lora:
@@ -233,6 +266,15 @@ class VllmControl:
                 code = Code.UNIMPLEMENTED if missing else Code.FAILED_PRECONDITION
                 raise Refusal(code, f"the engine refused {operation}: {reply.failure}")
         return [reply.value for reply in replies]
+
+
+def _number(name: str, path: str) -> int:
+    """The engine's number for an adapter: the same in every front end and after each start, another for other weights."""
+    return zlib.crc32(f"{name}\0{path}".encode()) % MOST_ADAPTERS + 1
+
+
+def _described(adapter: Adapter) -> Any:
+    return message("vllm.LoraAdapter")(lora_id=adapter.number, lora_name=adapter.name, source_path=adapter.path)
 
 
 def _pause_mode(number: int) -> str:

@@ -24,9 +24,9 @@ from bridge.grpc.call import Call
 from bridge.grpc.service import Method
 from bridge.grpc.status import Code
 from bridge.guard import Ask
-from bridge.refusal import Refusal, invalid, unsupported
+from bridge.refusal import Refusal, invalid, shown, unsupported
 from bridge.stops import StopRules
-from bridge.wire.codec import Sampling
+from bridge.wire.codec import Adapter, Sampling
 
 NAME = "vllm.Inference"
 
@@ -49,57 +49,58 @@ class VllmInference:
     def generate(self, request: Any, call: Call, *, stream: bool) -> None:
         """Both methods: without `stream` the one reply comes at the end."""
         check_model(self._context, request.model)
-        _refuse_unsupported(self._context, request)
+        _refuse_unsupported(request)
         kind = request.WhichOneof("prompt")
         if kind is None:
             raise Refusal(Code.INVALID_ARGUMENT, "prompt is unset; give token_ids or text")
         ask = _ask(request)
         if ask.n is not None and ask.n > 1 and not stream:
             raise invalid("sampling.num_sequences", ask.n, "1 for Generate, whose reply holds one; use GenerateStream")
-        shown = _shown(request.response, request.stopping)
-        ask.logprobs, ask.prompt_logprobs = shown.logprobs, shown.prompt_logprobs
+        view = _shown(request.response, request.stopping)
+        ask.logprobs, ask.prompt_logprobs = view.logprobs, view.prompt_logprobs
         self._admission.submit(
             Wanted(
                 request_id=request.request_id,
                 ask=ask,
-                answer=lambda ids, sampling: self._answer(request, call, shown, ids, sampling, stream=stream),
+                answer=lambda ids, sampling: self._answer(request, call, view, ids, sampling, stream=stream),
                 stream=stream,
                 ids=request.token_ids.ids,
                 text=request.text if kind == "text" else None,
-                text_out=shown.text,
+                text_out=view.text,
                 constraint=_constraint(request.decoding),
                 session_id=request.session_id,
+                adapter=_adapter(self._context, request.lora_name),
                 cache_salt=request.kv.cache_salt,
                 transfer=_transfer(request.kv),
-                keep_stop_text=shown.keep_stop_text,
-                keep_prompt=shown.prompt_token_ids,
+                keep_stop_text=view.keep_stop_text,
+                keep_prompt=view.prompt_token_ids,
             ),
             call,
         )
 
     def _answer(
-        self, request: Any, call: Call, shown: Shown, ids: list[int], sampling: Sampling, *, stream: bool
+        self, request: Any, call: Call, view: Shown, ids: list[int], sampling: Sampling, *, stream: bool
     ) -> Answer:
         eos = frozenset(sampling.eos_token_ids)
-        rules, stops = self._rules(request, shown, ids, sampling)
-        rich = maker(shown, stops)
+        rules, stops = self._rules(request, view, ids, sampling)
+        rich = maker(view, stops)
         sequences = request.sampling.num_sequences or 1
-        if rich is None and shown.only_ids and sequences == 1:
-            return IdsSink(call, shown, eos, stream=stream), None
-        return FullSink(call, shown, eos, rules, stream=stream, sequences=sequences), rich
+        if rich is None and view.only_ids and sequences == 1:
+            return IdsSink(call, view, eos, stream=stream), None
+        return FullSink(call, view, eos, rules, stream=stream, sequences=sequences), rich
 
     def _rules(
-        self, request: Any, shown: Shown, ids: list[int], sampling: Sampling
+        self, request: Any, view: Shown, ids: list[int], sampling: Sampling
     ) -> tuple[TextRules | None, StopRules | None]:
         """(how shown text is made, the stop strings); each None where there is none."""
         tokenizer, strings = self._context.text.loaded, request.stopping.stop_strings
-        if tokenizer is None or not (shown.text or strings):
+        if tokenizer is None or not (view.text or strings):
             return None, None
         skip = _or_true(request.response, "skip_special_tokens")
         if not strings:
             return TextRules(tokenizer, ids, skip_special_tokens=skip), None
         stops = StopRules(tokenizer, strings, ids, min_tokens=sampling.min_tokens, skip_special_tokens=skip)
-        return (stops if shown.text else None), stops
+        return (stops if view.text else None), stops
 
 
 def check_model(context: Context, name: str) -> None:
@@ -109,19 +110,25 @@ def check_model(context: Context, name: str) -> None:
         raise Refusal(Code.NOT_FOUND, f"model {name!r} is not found; this server has {served!r}")
 
 
-def _refuse_unsupported(context: Context, request: Any) -> None:
+def _adapter(context: Context, name: str) -> Adapter | None:
+    """The adapter of that name; raises `Refusal` FAILED_PRECONDITION or NOT_FOUND."""
+    if not name:
+        return None
+    if not context.engine.facts.supports_lora:
+        raise Refusal(Code.FAILED_PRECONDITION, f"lora_name is {shown(name)}, and the engine was started without LoRA")
+    found = context.adapters.get(name)
+    if found is None:
+        loaded = ", ".join(sorted(context.adapters)) or "none"
+        raise Refusal(Code.NOT_FOUND, f"lora_name is {shown(name)}; loaded: {loaded}. LoadLora loads one")
+    return found
+
+
+def _refuse_unsupported(request: Any) -> None:
     """Refuse by name what this contract can say and the bridge or its engine does not do; and excess of the rest."""
     if request.media:
         raise unsupported(
             "media", f"{len(request.media)} items", "media inputs are not supported; send text or ids only"
         )
-    if request.lora_name:
-        if not context.engine.facts.supports_lora:
-            raise Refusal(
-                Code.FAILED_PRECONDITION,
-                f"lora_name is {request.lora_name!r}, and the engine was started without LoRA",
-            )
-        raise unsupported("lora_name", request.lora_name, "adapters are not served yet")
     if request.kv.HasField("ec_transfer_params"):
         raise unsupported("kv.ec_transfer_params", "set", "encoder caches are not transferred")
     at_most("stopping.stop_token_ids", request.stopping.stop_token_ids, amounts.STOP_IDS, "ids")

@@ -44,6 +44,7 @@ def facts_of(options: Options) -> Facts:
         changes["max_model_len"] = options.max_model_len
     if options.eos_token_id is not None:
         changes["eos_token_ids"] = [options.eos_token_id]
+    changes["supports_lora"] = options.lora
     facts = msgspec.structs.replace(facts, server_args=_server_args(options), **changes)
     _check(facts, options)
     return facts

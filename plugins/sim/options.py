@@ -58,6 +58,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool
     log_stats: bool
     profiler: bool
+    lora: bool
     load_seconds: float
     die_while_loading: bool
     init_timeout_s: float
@@ -143,6 +144,7 @@ def parser() -> argparse.ArgumentParser:
     life.add_argument("--die-while-loading", action="store_true", help="fail half-way through loading, exit code 1")
     life.add_argument("--fault", dest="faults", action="append", default=[], metavar="FAULT", help="see below")
     life.add_argument("--profiler", action="store_true", help="let the profile call succeed")
+    life.add_argument("--enable-lora", dest="lora", action="store_true", help="take adapters; they change no token")
     life.add_argument(
         "--shutdown-timeout",
         type=float,

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from bridge.plugins.sim.requests import LoRARequest
 from bridge.plugins.sim.scheduler import Pause
 
 if TYPE_CHECKING:
@@ -25,6 +29,7 @@ class Utilities:
         self._engine = engine
         self._asleep = False
         self._weight_version = "default"
+        self._adapters: set[int] = set()
         self._methods: Mapping[str, Callable[..., Any]] = {
             "get_supported_tasks": self._get_supported_tasks,
             "is_sleeping": self._is_sleeping,
@@ -38,10 +43,9 @@ class Utilities:
             "reset_encoder_cache": self._nothing,
             "execute_dummy_batch": self._nothing,
             "profile": self._profile if engine.options.wire_version.startswith("0.33.") else self._profile_to_032,
-            "list_loras": self._no_lora,
-            "add_lora": self._no_lora,
-            "remove_lora": self._no_lora,
-            "pin_lora": self._no_lora,
+            "list_loras": self._list_loras,
+            "add_lora": self._add_lora,
+            "remove_lora": self._remove_lora,
             "get_weight_version": self._get_weight_version,
             "set_weight_version": self._set_weight_version,
             "get_kv_cache_group_metadata": self._get_kv_cache_group_metadata,
@@ -126,8 +130,27 @@ class Utilities:
         if not self._engine.options.profiler:
             raise RuntimeError("profiling is not configured; start the simulated engine with --profiler")
 
-    def _no_lora(self, *args: Any) -> None:
-        raise RuntimeError("LoRA is not enabled")
+    def _list_loras(self) -> list[int]:
+        self._must_have_lora()
+        return sorted(self._adapters)
+
+    def _add_lora(self, lora_request: list[Any]) -> bool:
+        self._must_have_lora()
+        adapter = msgspec.convert(lora_request, LoRARequest)
+        if not Path(adapter.lora_path).is_dir():
+            raise ValueError(f"Loading lora {adapter.lora_name} failed: No adapter found for {adapter.lora_path}")
+        self._adapters.add(adapter.lora_int_id)
+        return True
+
+    def _remove_lora(self, lora_id: int) -> bool:
+        self._must_have_lora()
+        found = lora_id in self._adapters
+        self._adapters.discard(lora_id)
+        return found
+
+    def _must_have_lora(self) -> None:
+        if not self._engine.options.lora:
+            raise RuntimeError("LoRA is not enabled")
 
     def _get_weight_version(self) -> str:
         return self._weight_version

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -97,6 +98,36 @@ def test_adapters_need_an_engine_that_can(served: Served, name: str) -> None:
     with pytest.raises(grpc.RpcError) as error:
         call(served, name)
     assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION and "LoRA" in str(error.value.details())
+
+
+def test_adapters_are_loaded_used_listed_and_unloaded(smollm2: Path, tmp_path: Path) -> None:
+    with Served(smollm2, tmp_path / "log", "--enable-lora", "--step-ms", "2") as served:
+        served.wait_until_serving(30)
+        assert call(served, "GetModelInfo").supports_lora and call(served, "GetServerInfo").max_loras == 8
+        assert not call(served, "ListLoras").adapters
+        source = str(tmp_path)
+        adapter = call(served, "LoadLora", lora_name="mine", source_path=source).adapter
+        assert (adapter.lora_name, adapter.source_path) == ("mine", source) and adapter.lora_id > 0
+        assert call(served, "LoadLora", lora_name="mine", source_path=source).adapter == adapter
+        assert list(call(served, "ListLoras").adapters) == [adapter]
+        answer = served.inference.Generate(
+            inference(**IDS, lora_name="mine", stopping={"max_new_tokens": 3}), timeout=20
+        )
+        assert answer.outputs.num_tokens
+        for name, fields, code in (
+            ("LoadLora", {"lora_name": "mine", "source_path": "/elsewhere"}, "ALREADY_EXISTS"),
+            ("LoadLora", {"lora_name": "other", "source_path": f"{source}/none"}, "FAILED_PRECONDITION"),
+            ("LoadLora", {"lora_name": "other"}, "INVALID_ARGUMENT"),
+            ("UnloadLora", {}, "INVALID_ARGUMENT"),
+            ("UnloadLora", {"lora_name": "other"}, "NOT_FOUND"),
+        ):
+            with pytest.raises(grpc.RpcError) as error:
+                call(served, name, **fields)
+            assert error.value.code().name == code, error.value
+        assert call(served, "UnloadLora", lora_name="mine").adapter == adapter
+        with pytest.raises(grpc.RpcError) as error:
+            served.inference.Generate(inference(**IDS, lora_name="mine", stopping={"max_new_tokens": 3}), timeout=20)
+        assert error.value.code() is grpc.StatusCode.NOT_FOUND and "'mine'" in str(error.value.details())
 
 
 @pytest.mark.parametrize("name", sorted(NOT_SERVED))

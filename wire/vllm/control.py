@@ -28,9 +28,13 @@ OPERATIONS: Mapping[str, str] = {
     "get_weight_version": "get_weight_version",
     "set_weight_version": "set_weight_version",
     "reset_prefix_cache": "reset_prefix_cache",
+    "load_adapter": "add_lora",
+    "unload_adapter": "remove_lora",
+    "list_adapters": "list_loras",
 }
 """Neutral operation → method of the engine core (0.32), all with positional arguments: pause(mode, clear_cache),
-sleep(level, mode), wake_up(tags or nil), set_weight_version(version), reset_prefix_cache(running too, connector too)."""
+sleep(level, mode), wake_up(tags or nil), set_weight_version(version), reset_prefix_cache(running too, connector too),
+load_adapter(Adapter), unload_adapter(number)."""
 
 
 class Ready(msgspec.Struct, kw_only=True, gc=False):

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from bridge.wire.codec import EmbedCall, Frames, GenerateCall
+from bridge.wire.codec import Adapter, EmbedCall, Frames, GenerateCall
 from bridge.wire.layout import Field, Layouts, encoder_struct
 from bridge.wire.vllm.sampling import SamplingParams, sampling_params
 
@@ -43,6 +43,19 @@ REQUEST_FIELDS = (
 )
 """Every field of EngineCoreRequest, 0.27 to 0.33, with the engine's own defaults. Those without one are always sent."""
 
+ADAPTER = "LoRARequest"
+
+ADAPTER_FIELDS = (
+    Field("lora_name", str),
+    Field("lora_int_id", int),
+    Field("lora_path", str),
+    Field("base_model_name", str | None, None),
+    Field("tensorizer_config_dict", Any, None),
+    Field("load_inplace", bool, False),
+    Field("is_3d_lora_weight", bool, False),
+)
+"""LoRARequest, 0.27 to 0.33. Its number must be 1 or more and its path not empty, or the input thread ends."""
+
 POOLING = "PoolingParams"
 FINAL_ONLY = 2
 """RequestOutputKind: one output, at the end."""
@@ -68,12 +81,13 @@ class RequestEncoder:
     A `client_index` the engine has no output socket for silences the engine for good (vLLM 0.27 to 0.33).
     """
 
-    __slots__ = ("_client_index", "_encode", "_has_session", "_pooling", "_request")
+    __slots__ = ("_adapter", "_client_index", "_encode", "_has_session", "_pooling", "_request")
 
     def __init__(self, layouts: Layouts, client_index: int) -> None:
         self._request: Callable[..., Any] = encoder_struct(layouts, REQUEST, REQUEST_FIELDS)
         self._has_session = "session_id" in layouts.order(REQUEST)
         self._pooling: Callable[..., msgspec.Struct] = encoder_struct(layouts, POOLING, POOLING_FIELDS)
+        self._adapter: Callable[..., msgspec.Struct] = encoder_struct(layouts, ADAPTER, ADAPTER_FIELDS)
         self._client_index = client_index
         self._encode = msgspec.msgpack.Encoder().encode
 
@@ -92,6 +106,8 @@ class RequestEncoder:
         )
         if self._has_session and call.session_id is not None:
             request.session_id = call.session_id
+        if call.adapter is not None:
+            request.lora_request = self._form(call.adapter)
         return [ADD, self._encode(request)]
 
     def add_embed(self, call: EmbedCall) -> Frames:
@@ -116,4 +132,8 @@ class RequestEncoder:
 
     def utility(self, call_id: int, method: str, args: Sequence[Any]) -> Frames:
         """Call a method of the engine core; `args` are positional. `call_id` is any 64-bit integer but -1 and -2."""
-        return [UTILITY, self._encode([self._client_index, call_id, method, list(args)])]
+        given = [self._form(one) if isinstance(one, Adapter) else one for one in args]
+        return [UTILITY, self._encode([self._client_index, call_id, method, given])]
+
+    def _form(self, adapter: Adapter) -> msgspec.Struct:
+        return self._adapter(lora_name=adapter.name, lora_int_id=adapter.number, lora_path=adapter.path)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bridge.wire.codec import GenerateCall, Sampling
+from bridge.wire.codec import Adapter, GenerateCall, Sampling
 from bridge.wire.vllm.codec import VllmCodec, from_ready
 from tests.wire.vllm import cases
 from tests.wire.vllm.recorded import CALL_IDS, CALLS, VECTORS, VERSIONS, frames_of, named, oracle
@@ -108,3 +108,16 @@ def test_aborts_and_utility_calls() -> None:
     kind, body = codec.utility(2**63, "profile", (True, None))
     assert kind == b"\x03"
     assert oracle(body) == [cases.CLIENT_INDEX, 2**63, "profile", [True, None]]
+
+
+@pytest.mark.parametrize("version", ["0.27.0", "0.32.0", "0.33.0"])
+def test_an_adapter_goes_with_a_request_and_with_a_utility_call(version: str) -> None:
+    codec = from_ready({"vllm_version": version}, {}, 1)
+    adapter = Adapter(7, "mine", "/adapters/mine")
+    call = GenerateCall(
+        wire_id="1", prompt_token_ids=[5], sampling=Sampling(max_tokens=2), arrival_time=0.0, adapter=adapter
+    )
+    added = msgspec.msgpack.decode(codec.add(call)[1])
+    asked = msgspec.msgpack.decode(codec.utility(3, "add_lora", [adapter])[1])
+    for form in (added[6], asked[3][0]):
+        assert form[:3] == ["mine", 7, "/adapters/mine"] and not any(form[3:])
