@@ -46,7 +46,7 @@ def _plain() -> list[Case]:
     cases = [(f"ids {text[:12]!r}", {"text": text, "stopping": stopping(20), "response": IDS}) for text in PROMPTS[:5]]
     cases += [(f"text {text[:12]!r}", {"text": text, "stopping": stopping(28)}) for text in PROMPTS]
     cases += [
-        (f"chat {text[:14]!r}", {"text": chat_text(text), "stopping": stopping(100), "response": BOTH})
+        (f"chat {text[:14]!r}", {"text": chat_text(text), "stopping": stopping(48), "response": BOTH})
         for text in QUESTIONS
     ]
     return cases
