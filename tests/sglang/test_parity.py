@@ -28,7 +28,6 @@ PROMPTS = {
     "france": chat_text("What is the capital of France?"),
     "story": "Once upon a time, in a village by the sea,",
     "unicode": "Le café du quartier était fermé, car l'été",
-    "code": "def add(a, b):\n    return",
 }
 SCHEMA = json.dumps(
     {
