@@ -45,7 +45,8 @@ def test_requests_spread_over_the_ranks_and_both_answer_alike(pair: Worker) -> N
     heads = [
         [token for _, reply in zip(range(5), call, strict=False) for token in reply.chunk.token_ids] for call in calls
     ]
-    assert heads[0] == heads[1] == heads[2] == heads[3]
+    firsts = [head[:5] for head in heads]  # a chunk may hold many tokens
+    assert firsts[0] == firsts[1] == firsts[2] == firsts[3]
     until = time.monotonic() + 2
     while running(pair) != [2, 2] and time.monotonic() < until:
         time.sleep(0.05)
