@@ -231,6 +231,13 @@ def _calls(stats: ServerStats) -> Iterable[Family]:
 
 
 def _process() -> Iterable[Family]:
+    yield single(
+        PREFIX + "measured_time_seconds",
+        GAUGE,
+        "When the front end's figures were taken, since the epoch.",
+        time.time(),
+        fold="max",
+    )
     used = resource.getrusage(resource.RUSAGE_SELF)
     yield single(
         PREFIX + "front_end_cpu_seconds_total", COUNTER, "CPU time of the front end.", used.ru_utime + used.ru_stime

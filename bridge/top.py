@@ -49,10 +49,13 @@ Read = Callable[[], str]
 
 
 class Series:
-    """One scrape: values by name and labels, and when it was taken (monotonic seconds)."""
+    """One scrape: values by name and labels, and when its figures were taken, in seconds.
+
+    A front end's figures are up to a second old, so two scrapes a second apart may show the same ones: what they say of
+    their own time counts, and `at` only where they say nothing.
+    """
 
     def __init__(self, text: str, at: float) -> None:
-        self.at = at
         self._values: dict[str, list[tuple[dict[str, str], float]]] = {}
         for line in text.splitlines():
             match = LINE.fullmatch(line)
@@ -62,6 +65,7 @@ class Series:
                     for one in LABEL.finditer(match["labels"] or "")
                 }
                 self._values.setdefault(match["name"].removeprefix(PREFIX), []).append((labels, float(match["value"])))
+        self.at = self.total("measured_time_seconds") or at
 
     def each(self, name: str) -> list[tuple[dict[str, str], float]]:
         """Every series of a name."""
@@ -106,6 +110,8 @@ class View:
         self._readings: deque[Series] = deque()
 
     def add(self, series: Series) -> None:
+        if self._readings and self._readings[-1].at >= series.at:
+            self._readings.pop()
         self._readings.append(series)
         while len(self._readings) > 2 and series.at - self._readings[1].at >= WINDOW_S:
             self._readings.popleft()
@@ -264,7 +270,7 @@ def watch(read: Read, screen: Screen, interval_s: float, count: int | None) -> N
             began = time.monotonic()
             problem = ""
             try:
-                view.add(Series(read(), began))
+                view.add(Series(read(), time.time()))
             except SupervisorError as error:
                 if not view.lines():
                     raise

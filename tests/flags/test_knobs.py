@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -65,3 +68,16 @@ def test_folders() -> None:
     assert folders_of(resolve(SERVE, [], {}, "vllm")) == (None, None)
     base = folders_of(resolve(SERVE, [], {"SMG_ZMQ_SOCKET_DIR": "/run/me"}, "vllm"))[1]
     assert str(base) == "/run/me"
+
+
+def test_doctor_shows_where_values_come_from_and_no_secrets() -> None:
+    command = [sys.executable, "-m", "bridge", "doctor", "sim", "--metrics-port", "0", "--port", "0"]
+    environment = {**os.environ, "SMG_SIM_SERVICER_DRAIN_SECS": "30", "SMG_SIM_SERVICER_WORKER_THREADS": "2"}
+    shown = subprocess.run(
+        [*command, "--api-key", "hunter2"], capture_output=True, text=True, timeout=60, check=True, env=environment
+    ).stdout
+    rows = {line.split()[0]: line.split() for line in shown.splitlines() if line.strip().startswith("--")}
+    assert rows["--drain-secs"] == ["--drain-secs", "30.0", "from", "SMG_SIM_SERVICER_DRAIN_SECS"]
+    assert rows["--metrics-port"][-1] == "--metrics-port" and rows["--host"][-1] == "default"
+    assert "SMG_SIM_SERVICER_WORKER_THREADS is set and ignored" in shown
+    assert "hunter2" not in shown and "[redacted]" in shown
