@@ -152,6 +152,9 @@ class FrontEnd:
         await draining
         return cut
 
+    async def refresh(self) -> None:
+        """What is counted here is always up to date."""
+
     def measured(self) -> list[Family]:
         """What it has counted since its start."""
         return families(self._meters, self.engine, (server.stats for server in self._servers.values()))

@@ -19,6 +19,7 @@ from bridge.supervisor.control import (
     EngineUp,
     Fatal,
     Loading,
+    Measure,
     Measured,
     RankLoad,
     RankWork,
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
     from bridge.frontend import FrontEnd
 
 WORK_S = 1.0
-"""Between words on what is in flight and what was counted. The supervisor takes 20 s without any as a hang."""
+"""Between words on what is in flight. The supervisor takes 20 s without any as a hang."""
+MEASURED_S = 10.0
+"""Between words on what was counted that nobody asked for: what is lost of it when this process is killed."""
 NEW_WORK_S = 0.2
 """Between looks whether that has changed: the silence of an engine counts from when the supervisor hears of its work."""
 CONNECT_S = 0.005
@@ -108,6 +111,8 @@ class Orders:
                 self._stop_rising()
                 front_end.engine_down(reason)
                 await self._listen()
+            case Measure():
+                self._channel.send(Measured(families=front_end.measured()))
             case RankLoad():
                 front_end.engine.take_load(
                     Load(
@@ -182,7 +187,7 @@ class Orders:
 
     async def _tell_work(self) -> None:
         told: list[RankWork] | None = None
-        due = 0.0
+        due = measured_due = 0.0
         while True:
             ranks = [RankWork(*entry) for entry in self._front_end.engine.work()]
             now = time.monotonic()
@@ -191,6 +196,8 @@ class Orders:
                 self._channel.send(Work(ranks=ranks))
             if now >= due:
                 due = now + WORK_S
+            if now >= measured_due:
+                measured_due = now + MEASURED_S
                 self._channel.send(Measured(families=self._front_end.measured()))
             await asyncio.sleep(NEW_WORK_S)
 

@@ -153,8 +153,12 @@ class Work(msgspec.Struct, tag="work", kw_only=True):
     ranks: list[RankWork]
 
 
+class Measure(msgspec.Struct, tag="measure"):
+    """Supervisor → front end: somebody reads the figures; answered by `Measured`."""
+
+
 class Measured(msgspec.Struct, tag="measured", kw_only=True):
-    """Front end → supervisor, every second and before `Drained`: what it has counted since its start."""
+    """Front end → supervisor, when asked, every ten seconds and before `Drained`: what it has counted since its start."""
 
     families: list[Family]
 
@@ -167,5 +171,5 @@ class CompanionSilent(msgspec.Struct, tag="companion_silent", kw_only=True):
     other_version: str = ""
 
 
-ToFrontEnd = Start | Loading | EngineUp | EngineDown | RankLoad | Drain | Siblings | AbortRequests
+ToFrontEnd = Start | Loading | EngineUp | EngineDown | RankLoad | Drain | Siblings | AbortRequests | Measure
 ToSupervisor = Started | Serving | Drained | Fatal | EngineLost | Work | AbortRequests | Measured | CompanionSilent

@@ -22,6 +22,7 @@ from bridge.supervisor.control import (
     Drained,
     EngineLost,
     Fatal,
+    Measure,
     Measured,
     RankWork,
     Serving,
@@ -77,7 +78,8 @@ class FrontEnd:
         """It ended, or said that it cannot serve."""
         self.drained = False
         self.measures: list[Family] = []
-        """What it has counted since its start, a second ago at most."""
+        """What it has counted since its start, when it was last heard of."""
+        self._measured = asyncio.Event()
         self.heard_at = time.monotonic()
         self._ledger = ledger_fd
         self._channel = channel
@@ -110,6 +112,12 @@ class FrontEnd:
 
     def send(self, message: ToFrontEnd) -> None:
         self._channel.send(message)
+
+    async def measure(self, limit_s: float) -> None:
+        """Bring `measures` up to date; they stay as they are when it does not answer within the limit."""
+        self._measured.clear()
+        self.send(Measure())
+        await self.wait_for(self._measured, limit_s)
 
     async def wait_for(self, event: asyncio.Event, limit_s: float) -> bool:
         """Whether `event` (`started`, `serving`) came before it failed and within the limit."""
@@ -189,6 +197,7 @@ class FrontEnd:
                     self._owner.has_work(self, ranks)
                 case Measured(families=families):
                     self.measures = families
+                    self._measured.set()
                 case AbortRequests(request_ids=request_ids):
                     self._owner.abort_elsewhere(self, request_ids)
                 case CompanionSilent(waited_s=waited, other_version=version):

@@ -23,6 +23,8 @@ from bridge.supervisor.measures import Family, folded, lasting
 from bridge.supervisor.policy import FRONT_END_LIMIT, front_end_delay
 from bridge.wire.link import LinkError
 
+MEASURE_LIMIT_S = 1.0
+"""For a front end to say what it has counted; a scrape does not wait longer for one that is busy."""
 SERVING_LIMIT_S = 30.0
 """From a front end's start, or from the engine being up, to the front end serving it."""
 POLL_S = 0.01
@@ -125,6 +127,10 @@ class FrontEnds:
     def serving(self) -> bool:
         current = self._current
         return current is not None and current.serving.is_set() and not current.failed.is_set()
+
+    async def refresh(self) -> None:
+        """Ask all front ends what they have counted by now."""
+        await asyncio.gather(*(one.measure(MEASURE_LIMIT_S) for one in self._all() if not one.failed.is_set()))
 
     def measured(self) -> list[Family]:
         """What all front ends of the run have counted, as one."""

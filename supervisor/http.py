@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 MAX_HEAD_BYTES = 8192
@@ -29,7 +29,7 @@ class Answer:
     content_type: str = "text/plain; charset=utf-8"
 
 
-Route = Callable[[], Answer]
+Route = Callable[[], Answer | Awaitable[Answer]]
 
 
 class HttpResponder:
@@ -55,7 +55,7 @@ class HttpResponder:
             if self._open <= MAX_CONNECTIONS:
                 async with asyncio.timeout(REQUEST_S):
                     head = await reader.readuntil(b"\r\n\r\n")
-                    writer.write(self._answer(head))
+                    writer.write(await self._answer(head))
                     await writer.drain()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             log.debug("a connection to the metrics listener was ended: %s", type(error).__name__)
@@ -65,7 +65,7 @@ class HttpResponder:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    def _answer(self, head: bytes) -> bytes:
+    async def _answer(self, head: bytes) -> bytes:
         method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
         target, _, version = rest.partition(" ")
         if not version.startswith("HTTP/1."):
@@ -75,7 +75,8 @@ class HttpResponder:
         route = self._routes.get(target.partition("?")[0])
         if route is None:
             return _encoded(Answer(404, "try " + " ".join(self._routes) + "\n"), body=method == "GET")
-        return _encoded(route(), body=method == "GET")
+        answer = route()
+        return _encoded(answer if isinstance(answer, Answer) else await answer, body=method == "GET")
 
 
 def _encoded(answer: Answer, *, body: bool = True) -> bytes:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from bridge.supervisor.control import RankWork
 from bridge.wire.link import LinkError
 
-TICK_S = 0.25
+TICK_S = 0.5
 STALL_FACTOR = 4
 """A tick this many times late means that this process was stopped or starved: nothing is judged by it."""
 LOST_LIMIT = 2

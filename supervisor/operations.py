@@ -50,6 +50,10 @@ class Standing(enum.Enum):
 class Source(Protocol):
     """Where the figures come from."""
 
+    async def refresh(self) -> None:
+        """Have what is `measured` counted now."""
+        ...
+
     def measured(self) -> list[Family]:
         """The families of the front ends, counted since the start of the run."""
         ...
@@ -185,7 +189,13 @@ class Operations:
             PREFIX + "supervisor_cpu_seconds_total", COUNTER, "CPU time of the supervisor.", used.user + used.system
         )
 
-    def _metrics(self) -> Answer:
+    async def refresh(self) -> None:
+        """Have the figures of the front ends brought up to date."""
+        if self.source is not None:
+            await self.source.refresh()
+
+    async def _metrics(self) -> Answer:
+        await self.refresh()
         return Answer(200, self.exposition(), CONTENT_TYPE)
 
     def _alive(self) -> Answer:

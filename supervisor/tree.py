@@ -455,6 +455,7 @@ class Supervisor:
             operations.reloaded()
 
     async def _tell_metrics(self, say: Callable[[str], None]) -> None:
+        await self._operations.refresh()
         for line in self._operations.exposition().splitlines():
             say(line)
 

@@ -24,8 +24,13 @@ class Source:
 
     why = ""
 
+    asked = 0
+
+    async def refresh(self) -> None:
+        self.asked += 1
+
     def measured(self) -> list[Family]:
-        return [single("x_total", COUNTER, "x", 3)]
+        return [single("x_total", COUNTER, "x", self.asked)]
 
     def unserved(self) -> str:
         return self.why
@@ -132,5 +137,5 @@ async def test_probes_and_scrapes_over_http(run: Run) -> None:
     status, text, content_type = await get("/metrics")
     assert status == 200 and content_type.startswith("text/plain; version=0.0.4")
     found = read(text)
-    assert found["x_total", ()] == 3
+    assert found["x_total", ()] == 1
     assert found["headless_bridge_info", (("engine", "sim"), ("model", "m"), ("version", "0.1.0"))] == 1
