@@ -34,6 +34,7 @@ class Served(Worker):
         self.ear.setblocking(False)
         self.words: list[str] = []
         command = [sys.executable, "-m", "bridge", "serve", "sim", "--port", port, "--metrics-port", self.metrics]
+        command += ["--restart", "on-failure"]
         environment = {"NOTIFY_SOCKET": str(folder / "notify"), "WATCHDOG_USEC": "1000000"}
         super().__init__([*command, "--state-dir", self.state, *arguments], port, folder / "log", environment)
 
