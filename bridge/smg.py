@@ -7,7 +7,8 @@ arguments. Everything else is smg's own: the command line, the other backends an
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,9 @@ from bridge.supervisor.errors import UsageError
 PEER = "smg_grpc_servicer.sglang.headless"
 OURS = ("bridge.headless", "--engine", "sglang")
 BACKEND = "sglang"
+
+RENAMED = (("data_parallel_size", "dp_size"), ("tensor_parallel_size", "tp_size"))
+"""(what smg 1.13.0 reads, what SGLang 0.5.23's parser calls it): without it `smg serve` ends with an AttributeError."""
 
 USAGE = """usage: python -m bridge.smg serve --backend sglang --connection-mode zmq --model-path MODEL [smg and SGLang flags]
 
@@ -44,12 +48,22 @@ def replaced(launcher: type[Any]) -> type[Any]:
     return Launcher
 
 
+def parsed(parse: Callable[..., Any], argv: Sequence[str] | None = None) -> Any:
+    """smg's (backend, arguments, backend arguments), with what it reads where SGLang's parser has other names for it."""
+    backend, arguments, rest = parse(argv)
+    for read, called in RENAMED:
+        if not hasattr(arguments, read) and hasattr(arguments, called):
+            setattr(arguments, read, getattr(arguments, called))
+    return backend, arguments, rest
+
+
 def prepare(serve: ModuleType) -> None:
     """Put our launcher in the place of the peer's in `smg.serve`; raises `UsageError`."""
     launchers = getattr(serve, "BACKEND_LAUNCHERS", None)
     if not isinstance(launchers, Mapping) or BACKEND not in launchers:
         raise UsageError("this smg has no table of launchers with SGLang in it; 1.13.0 is known to work")
     serve.BACKEND_LAUNCHERS = {**launchers, BACKEND: replaced(launchers[BACKEND])}  # type: ignore[attr-defined]
+    serve.parse_serve_args = partial(parsed, serve.parse_serve_args)  # type: ignore[attr-defined]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
