@@ -9,9 +9,9 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from tests.running import Running, Worker, unused_port
+from tests.running import Running, unused_port
 
 
 def chat_text(question: str) -> str:
@@ -61,6 +61,12 @@ def _request(url: str, body: dict[str, Any]) -> urllib.request.Request:
     return urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
 
 
+class Addressed(Protocol):
+    """A worker, as far as a gateway is concerned."""
+
+    address: str
+
+
 class Gateway(Running):
     """A gateway; `base` is its URL."""
 
@@ -68,7 +74,7 @@ class Gateway(Running):
 
 
 @contextmanager
-def vllm_router(binary: Path, tokenizer: Path, log: Path, *workers: Worker) -> Iterator[Gateway]:
+def vllm_router(binary: Path, tokenizer: Path, log: Path, *workers: Addressed) -> Iterator[Gateway]:
     """The real vllm-router in front of workers that serve vllm.Inference; `tokenizer` is a model folder."""
     port = unused_port()
     urls = [f"grpc://{worker.address}" for worker in workers]
