@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -36,6 +37,21 @@ class NoGrammar:
         )
 
 
+class OwnGrammar:
+    """Stands for an engine that checks constraints itself, of the kinds it has."""
+
+    def __init__(self, engine: str, kinds: Collection[str]) -> None:
+        self._engine = engine
+        self._kinds = kinds
+
+    async def prepare(self, kind: str, value: Any) -> Constraint:
+        if kind not in self._kinds:
+            raise Refusal(
+                Code.UNIMPLEMENTED, f"{kind} is set; {self._engine} has only {', '.join(sorted(self._kinds))}"
+            )
+        return Constraint(kind=kind, value=value, backend="")
+
+
 class Context:
     """Shared by the contracts of one front end; complete once the engine is up."""
 
@@ -57,7 +73,11 @@ class Context:
         facts = self.engine.facts
         ready = self.engine.ranks[0].ready
         limit = int(ready.get("max_model_len") or facts.max_model_len)
-        self._guard = Guard(facts, limit, rules_for(self.engine.name))
+        rules = rules_for(self.engine.name)
+        self._guard = Guard(facts, limit, rules)
+        own = getattr(rules, "OWN_CONSTRAINTS", None)
+        if own is not None:
+            self.grammar = OwnGrammar(self.engine.name, own)
         self.text = TextEncoder(facts.tokenizer_path)
 
     @property

@@ -28,6 +28,9 @@ LEAST_REPETITION = 1e-3
 GREEDY_SAMPLES_DIFFER = True
 """`n` above 1 is taken with temperature 0 too, as SGLang's own server takes it."""
 
+OWN_CONSTRAINTS = frozenset({"json_schema", "json_object", "regex", "grammar", "structural_tag"})
+"""Kinds of constraint that the scheduler checks itself: one it cannot compile ends its request."""
+
 _IDS_FIT = "an id outside the vocabulary indexes past the logits"
 
 RULES: Mapping[str, Rule] = {

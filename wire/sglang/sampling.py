@@ -46,6 +46,8 @@ FIELDS = (
 )
 """The fields that requests set, 0.5.18 to 0.5.23, with the engine's own defaults; its internal ones follow."""
 
+ANY_OBJECT = '{"type": "object"}'
+
 _CONSTRAINTS = {"json_schema": "json_schema", "regex": "regex", "grammar": "ebnf", "structural_tag": "structural_tag"}
 """Our word for a constraint → its field."""
 
@@ -103,6 +105,8 @@ class SamplingEncoder:
 def _constraint(constraint: Constraint | None) -> dict[str, str]:
     if constraint is None:
         return {}
+    if constraint.kind == "json_object":
+        return {"json_schema": ANY_OBJECT}
     field = _CONSTRAINTS.get(constraint.kind)
     if field is None:
         raise ValueError(f"SGLang has no constraint {constraint.kind}")
