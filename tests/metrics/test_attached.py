@@ -82,7 +82,8 @@ def test_every_request_and_token_is_counted_once(attached: Attached) -> None:
     assert grown("requests_total", **GENERATE, finish="length") == 3
     assert grown("prompt_tokens_total") == 9 and grown("output_tokens_total") == 60
     assert grown("calls_total", **GENERATE, code="OK") == 3
-    assert grown("steps_total") == grown("render_seconds_count") == 60
+    assert grown("steps_total") == 60
+    assert 3 <= grown("render_seconds_count") <= 60, "steps that waited together are rendered as one"
     for name in ("time_to_first_token_seconds", "inter_token_seconds", "request_seconds"):
         assert grown(name + "_count", **GENERATE) == 3
     first, inter, whole = (
