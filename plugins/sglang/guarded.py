@@ -2,7 +2,7 @@
 
 The tokenizer manager is bypassed, so its checks are made here, with its own code where it can be called (`normalize`,
 `verify`). Scheduler deaths were read in 0.5.23: an id outside the vocabulary, more top log-probabilities than tokens,
-a custom logit processor that does not load, a request kind the model does not serve.
+a custom logit processor that does not load, a request kind the model does not serve, logits that are no numbers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from bridge.wire.sglang.rules import LEAST_REPETITION, MAX_BIAS
 
 UNCARRIED = (
     ("return_sampling_mask", False),
@@ -53,6 +55,7 @@ def check_generate(request: Any, limits: Limits, tokenizer: Any) -> None:
     _check_ids("input_ids", request.input_ids, limits.vocab_size)
     params = request.sampling_params
     _settle(params, tokenizer, limits.vocab_size)
+    _check_logits(params)
     if params.n != 1:
         raise Refused(f"n is {params.n}; one request is one sample here, so send {params.n} of them")
     if (getattr(params, "beam_width", None) or 1) > 1:
@@ -103,6 +106,15 @@ def _settle(params: Any, tokenizer: Any, vocab_size: int) -> None:
         params.verify(vocab_size)
     except Exception as error:  # a stop_regex may raise anything the regex parser does
         raise Refused(str(error) or type(error).__name__) from None
+
+
+def _check_logits(params: Any) -> None:
+    """Values that SGLang takes and that turn logits into no numbers, of which the scheduler dies."""
+    if not params.repetition_penalty >= LEAST_REPETITION:
+        raise Refused(f"repetition_penalty is {params.repetition_penalty}; {LEAST_REPETITION} or more is possible")
+    bias = params.logit_bias
+    if bias:
+        params.logit_bias = {token: max(-MAX_BIAS, min(MAX_BIAS, value)) for token, value in bias.items()}
 
 
 def _check_ids(name: str, ids: Sequence[int] | None, vocab_size: int) -> None:

@@ -47,6 +47,8 @@ class Params:
     n: int = 1
     is_normalized: bool = False
     max_new_tokens: int | None = 8
+    repetition_penalty: float = 1.0
+    logit_bias: dict[str, float] | None = None
     problem: str = ""
 
     def normalize(self, tokenizer: Any) -> None:
@@ -102,6 +104,7 @@ def test_a_plain_request_passes_normalized() -> None:
         (Request(input_ids=array("q", [-4] + [1] * 500)), "input_ids has -4"),
         (Request(sampling_params=Params(n=3)), "n is 3"),
         (Request(sampling_params=Params(problem="top_p must be")), "top_p must be"),
+        (Request(sampling_params=Params(repetition_penalty=1e-9)), "repetition_penalty is 1e-09"),
         (Request(top_logprobs_num=101), "top_logprobs_num is 101"),
         (Request(logprob_start_len=-2), "logprob_start_len is -2"),
         (Request(token_ids_logprob=[100]), "token_ids_logprob has 100"),
@@ -115,6 +118,12 @@ def test_a_plain_request_passes_normalized() -> None:
 def test_what_the_scheduler_would_die_of_or_drop_is_refused_by_name(request_: Request, text: str) -> None:
     with pytest.raises(Refused, match=text.replace("(", "\\(")):
         check_generate(request_, limits(), None)
+
+
+def test_a_bias_that_would_overflow_the_logits_is_cut_to_one_that_means_the_same() -> None:
+    request = Request(sampling_params=Params(logit_bias={"5": 1e30, "6": -1e30, "7": 2.0}))
+    check_generate(request, limits(), None)
+    assert request.sampling_params.logit_bias == {"5": 1e4, "6": -1e4, "7": 2.0}
 
 
 def test_an_adapter_is_known_by_its_name_and_by_its_id() -> None:

@@ -18,7 +18,7 @@ INT32_MAX = 2**31 - 1
 MAX_HELD_BACK_STOP_IDS = INT32_MAX
 """No limit: `min_new_tokens` masks any number of ids."""
 
-MAX_BIAS: float | None = 1e4
+MAX_BIAS = 1e4
 """Larger ones mean the same, but divided by the smallest temperature they overflow: a logit that is not a number ends the
 scheduler (0.5.18 to 0.5.23, where SGLANG_SANITIZE_NAN_LOGITS is off)."""
 
