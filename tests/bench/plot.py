@@ -10,6 +10,7 @@ from pathlib import Path
 TITLES = {"bridge": "headless-bridge", "rust": "Rust servicer", "aio": "grpc.aio", "vllm_rs": "vllm-rs"}
 COLOURS = {"bridge": "#1b6ca8", "rust": "#c8553d", "aio": "#8a8d91", "vllm_rs": "#d9a441"}
 STREAMS = (64, 256, 1024)
+MARKS = (2, 5, 10, 20, 40)
 
 
 def draw(source: Path, target: Path) -> None:
@@ -34,9 +35,11 @@ def draw(source: Path, target: Path) -> None:
             right.bar(number, statistics.median(figures["saturation"]) / 1e3, color=COLOURS[server])
     left.set(xscale="log", yscale="log", xlabel="streams, one step every 20 ms", ylabel="µs CPU a token")
     left.set_xticks(STREAMS, [str(streams) for streams in STREAMS])
+    left.set_yticks(MARKS, [str(mark) for mark in MARKS])
+    left.minorticks_off()
     left.legend(frameon=False)
     right.set(ylabel="thousand tokens a second", title="as fast as it can, 256 streams")
-    right.set_xticks(range(len(samples)), [TITLES[server] for server in samples])
+    right.set_xticks(range(len(samples)), [TITLES[server] for server in samples], fontsize=8)
     figure.tight_layout()
     figure.savefig(target, dpi=120)
 

@@ -98,7 +98,7 @@ def write(path: Path, samples: Samples, ratio: Mapping[str, float], absolute: Ma
 
 
 def markdown(run: Mapping[str, Any]) -> str:
-    """The table of a run: medians, and how many times the bridge's figure the peer's is."""
+    """The table of a run: medians, and in brackets the peer's figure over the bridge's."""
     samples, absolute = run["samples"], run["absolute"]
     kinds = [kind for kind in KINDS if kind.name in samples]
     lines = ["| | " + " | ".join(kind.title for kind in kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
