@@ -126,6 +126,12 @@ class Rich:
         self.vector: list[float] | None = None
         """The result of an embedding."""
 
+    @property
+    def only_stops(self) -> bool:
+        """Whether stop strings are all it is for, and nobody wants the text."""
+        others = (self.extras, self.logprobs, self.prompt_logprobs)
+        return not self.embeds and self.stops is not None and self.stops.pieces is None and others == (None,) * 3
+
 
 class Sequence:
     """One engine request: its output so far and how it ended."""
@@ -173,7 +179,7 @@ class Sequence:
         self.plain = False
         """Started, and every delta is nothing but tokens."""
         self.steady = False
-        """Plain, and streamed."""
+        """Streamed, and every delta is nothing but tokens, whose text may be searched."""
         self.cached_tokens = 0
         self.first_at = 0.0
         """When its first output came, by the meters' clock."""
@@ -246,6 +252,7 @@ class Request:
 
 Express = tuple["array[int]", Heads | BareHeads, bytes | None, Callable[[int, bytes], None], int, Connection]
 """What turns a sequence's next token into a message in its connection: its output ids, its template, its outlet."""
+Watched = tuple[Sequence, StopMatcher, Express]
 
 
 class RequestTable:
@@ -281,6 +288,8 @@ class RequestTable:
         """Of the last wire id."""
         self._held_aborts: dict[str, Sequence] = {}
         self._live: dict[str, Sequence] = {}
+        self._watched: dict[str, Watched] = {}
+        """The sequences that would be in `_express` if their text were not searched for stop strings, by wire id."""
         self._express: dict[str, Express] = {}
         """The sequences whose plain deltas of one token need nothing else, by wire id."""
         self._render_each: Callable[..., list[bytes]] = render_each
@@ -417,8 +426,10 @@ class RequestTable:
             self._flow(sequence)
 
     def _deliver_one(self, step: Any) -> None:
-        live = self._live.get
+        live, watched = self._live.get, self._watched
         for delta in self._deliver_express(step.outputs):
+            if watched and self._deliver_watched(delta):
+                continue
             sequence = live(delta.request_id)
             if sequence is None:
                 self._stranger(delta)
@@ -480,17 +491,39 @@ class RequestTable:
             send_one(send, stream_id, render(heads, middle, tokens[0], len(output_ids)), connection)
         return rest
 
+    def _deliver_watched(self, delta: Any) -> bool:
+        """Send one token of a sequence in `_watched`, or end it there; False for every other delta."""
+        watched = self._watched.get(delta.request_id)
+        tokens = delta.new_token_ids
+        if watched is None or delta.finish_reason is not None or len(tokens) != 1:
+            return False
+        sequence, stops, (output_ids, heads, middle, send, stream_id, connection) = watched
+        found = stops.feed(tokens)
+        output_ids.append(tokens[0])
+        if found is None:
+            send_one(send, stream_id, render(heads, middle, tokens[0], len(output_ids)), connection)
+            return True
+        sequence.held += 1
+        self._stopped(sequence, found[1], delta)
+        return True
+
     def _board(self, sequence: Sequence) -> None:
         template, outlet = sequence.sink.template, sequence.out.outlet
         if template is not None and outlet is not None and not sequence.held:
             if template.middle is None:
                 self._render_each = render_any
-            self._express[sequence.wire_id] = (sequence.output_ids, *template, *outlet)
+            express = (sequence.output_ids, *template, *outlet)
+            stops = sequence.rich.stops if sequence.rich is not None else None
+            if stops is None:
+                self._express[sequence.wire_id] = express
+            else:
+                self._watched[sequence.wire_id] = (sequence, stops, express)
 
     def hold(self, request: Request) -> None:
         """The request's sink is blocked: its tokens are held from now on."""
         for sequence in request.sequences:
             self._express.pop(sequence.wire_id, None)
+            self._watched.pop(sequence.wire_id, None)
 
     def resume(self, request: Request) -> None:
         """Render what was held while the request's sink was blocked."""
@@ -525,12 +558,17 @@ class RequestTable:
             self._fail(sequence.request, Code.INTERNAL, f"an engine message could not be read: {error}")
             return True
         if matched is None:
+            sequence.steady = sequence.request.stream and rich.only_stops
             return False
+        self._stopped(sequence, matched, delta)
+        return True
+
+    def _stopped(self, sequence: Sequence, matched: str, delta: Any) -> None:
+        """A stop string is complete."""
         sequence.stop_string = matched
         if delta.finish_reason is None:
             self._send_aborts([sequence])
         self._end(sequence, Finish.STOP)
-        return True
 
     def _enrich(self, sequence: Sequence, rich: Rich, step: Any, delta: Any) -> str | None:
         """Add a delta's tokens and what came with them; the stop string that they complete."""
@@ -702,6 +740,7 @@ class RequestTable:
         del self._live[sequence.wire_id]
         self._leave(sequence)
         self._express.pop(sequence.wire_id, None)
+        self._watched.pop(sequence.wire_id, None)
         ended = self._ended
         ended[sequence.wire_id] = None
         if len(ended) > ENDED_KEPT:

@@ -150,7 +150,8 @@ class VllmEngine:
         rank = engine.choose_rank() if pin is None else engine.pinned_rank("data_parallel_rank", pin)
         samples = ask.n or 1
         rich = self._rich(params, sampling, ids)
-        sink = PlainSink(call, len(ids)) if rich is None and samples == 1 else RichSink(call, len(ids))
+        scored = sampling.logprobs is not None or sampling.prompt_logprobs is not None
+        sink = RichSink(call, len(ids)) if scored or samples > 1 else PlainSink(call, len(ids))
         request = Request(
             message.request_id,
             ids,

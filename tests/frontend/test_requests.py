@@ -12,8 +12,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from tokenizers import Tokenizer
 
+from bridge.contracts.vllm_render import PlainSink
+from bridge.grpc.fanout import Outlet
 from bridge.grpc.status import Code
 from bridge.refusal import Refusal
 from bridge.requests import ABORT_HOLD_S, STRANGER_ABORTS_PER_SECOND, Request, RequestTable, Rich, Sequence
@@ -284,6 +287,73 @@ def test_a_stop_string_cuts_at_its_completing_token_however_tokens_arrive(tokeni
     assert sink.ends == [(0, Finish.STOP, ids[:expected])]
     assert bench.sequences[request][0].stop_string == "lazy d"
     assert bench.aborted() == [bench.wire_id(request)]
+
+
+class Line:
+    """A call with an outlet: every message in the order in which it was sent, by either way."""
+
+    method = "/x/Generate"
+    errors = (ValueError,)
+    blocked = False
+
+    def __init__(self) -> None:
+        self.messages: list[pb.GenerateResponse] = []
+        self.direct = 0
+        self.finished = 0
+
+    @property
+    def outlet(self) -> Outlet:
+        return Outlet(self.send_direct, 1, self)  # type: ignore[arg-type]
+
+    def send_direct(self, stream_id: int, framed: bytes) -> None:
+        self.direct += 1
+        self.send(framed[5:])
+
+    def send(self, message: bytes) -> None:
+        self.messages.append(pb.GenerateResponse.FromString(message))
+
+    def mark_dirty(self) -> None:
+        """Nothing is flushed here."""
+
+    def finish(self) -> None:
+        self.finished += 1
+
+
+@pytest.mark.parametrize("blocked_at", [None, 0, 1, 4])
+@pytest.mark.parametrize("streams", [1, 40])
+def test_a_searched_stream_goes_the_short_way_and_ends_at_its_stop_string(
+    tokenizer: Tokenizer, streams: int, blocked_at: int | None
+) -> None:
+    ids = tokenizer.encode("The quick brown fox jumps over the lazy dog, and runs away.").ids
+    expected = next(n for n in range(len(ids) + 1) if "lazy d" in tokenizer.decode(ids[:n]))
+    bench = Bench()
+    lines = [Line() for _ in range(streams)]
+    requests = []
+    for line in lines:
+        request = Request("", [1, 2, 3], line, PlainSink(line, 3), stream=True, arrived=0.0)  # type: ignore[arg-type]
+        sampling = Sampling(max_tokens=100)
+        call = GenerateCall(wire_id="", prompt_token_ids=[1, 2, 3], sampling=sampling, arrival_time=0.0)
+        bench.table.admit(request, RANK, [call], stops(tokenizer, "lazy d"))
+        requests.append((request, request.sequences[0]))
+    for number, token in enumerate(ids):
+        if number == blocked_at:
+            for line, (request, _) in zip(lines, requests, strict=True):
+                line.blocked = True
+                bench.table.hold(request)
+        bench.deliver(*[(sequence.wire_id, [token], None) for _, sequence in requests])
+        if number == blocked_at:
+            for line, (request, _) in zip(lines, requests, strict=True):
+                line.blocked = False
+                bench.table.resume(request)
+    for line, (_, sequence) in zip(lines, requests, strict=True):
+        *chunks, end = line.messages
+        assert [token for one in chunks for token in one.chunk.token_ids] == ids[:expected]
+        assert [one.chunk.completion_tokens for one in chunks] == list(range(1, expected + 1))
+        assert (end.complete.matched_stop_str, list(end.complete.output_ids)) == ("lazy d", ids[:expected])
+        assert line.finished == 1 and sequence.finish is Finish.STOP
+        assert line.direct >= expected - 4
+    assert sorted(bench.aborted()) == sorted(sequence.wire_id for _, sequence in requests)
+    assert len(bench.table) == 0
 
 
 def test_a_stop_string_in_the_last_delta_needs_no_abort(tokenizer: Tokenizer) -> None:
