@@ -63,8 +63,8 @@ class Arena:
         time.sleep(seconds)
         return self.crowd.window(), self._control.window()
 
-    def withstand(self, *attacks: Attack, window_s: float = WINDOW_S, growth_mib: float = GROWTH_MIB) -> None:
-        """Nobody but the attackers notices the attacks, which happen at the same time."""
+    def withstand(self, *attacks: Attack, window_s: float = WINDOW_S, growth_mib: float = GROWTH_MIB) -> Window:
+        """Nobody but the attackers notices the attacks, which happen at the same time; what the good streams saw."""
         measured = []
         for _ in range(MEASUREMENTS):
             with self.target.watched() as peak, ExitStack() as stack:
@@ -75,7 +75,7 @@ class Arena:
             self._must_be_unharmed(peak.mib, growth_mib)
             allowed = SLOWER * max(self._quiet_ms, control.gap_p99_ms)
             if window.gap_p99_ms <= allowed:
-                return
+                return window
             measured.append(f"p99 {window.gap_p99_ms:.1f} ms, at most {allowed:.1f} allowed")
         raise AssertionError("; ".join(measured))
 

@@ -55,6 +55,8 @@ def at_every_byte(target: Target, pool: ThreadPoolExecutor, sizes: range, cut: C
 def test_of_a_request(target: Target, pool: ThreadPoolExecutor, ending: Ending) -> None:
     sizes = range(len(LONG) + 1)
     at_every_byte(target, pool, sizes, lambda size: cut_request(target.port, LONG, size, ending))
+    target.must_forget()
+    assert target.requests() == {"running": 0, "waiting": 0, "table": 0}
 
 
 def test_the_last_byte_of_a_request_is_what_brings_it_to_the_engine(target: Target) -> None:

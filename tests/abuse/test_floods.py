@@ -14,14 +14,17 @@ FUZZ_S = 6.0
 
 @pytest.mark.parametrize("flood", FLOODS, ids=lambda attack: attack.name)
 def test_the_others_do_not_notice(arena: Arena, flood: Attack) -> None:
-    arena.withstand(flood)
+    window = arena.withstand(flood)
+    assert window.tokens > 0 and not window.errors
     arena.must_keep_only_the_good()
 
 
 def test_many_attackers_share_one_turn(arena: Arena) -> None:
-    arena.withstand(Attack(calls_to_nobody, connections=48))
+    window = arena.withstand(Attack(calls_to_nobody, connections=48))
+    assert window.tokens > 0 and not window.errors
 
 
 def test_malformed_conversations(arena: Arena) -> None:
-    arena.withstand(Attack(fuzzed, connections=6), window_s=FUZZ_S)
+    window = arena.withstand(Attack(fuzzed, connections=6), window_s=FUZZ_S)
+    assert window.tokens > 0 and not window.errors
     arena.must_keep_only_the_good()

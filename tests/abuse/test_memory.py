@@ -26,5 +26,6 @@ def arena(folder: Path) -> Iterator[Arena]:
 
 @pytest.mark.parametrize("attack", HEAVY, ids=lambda attack: attack.name)
 def test_the_others_do_not_notice(arena: Arena, attack: Attack) -> None:
-    arena.withstand(attack, growth_mib=GROWTH_MIB)
+    window = arena.withstand(attack, growth_mib=GROWTH_MIB)
+    assert window.tokens > 0 and not window.errors
     arena.must_keep_only_the_good()

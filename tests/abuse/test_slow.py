@@ -64,7 +64,8 @@ def test_all_kinds_at_once(arena: Arena) -> None:
 
 
 def test_the_others_do_not_notice(arena: Arena) -> None:
-    arena.withstand(*(Attack(one, CLIENTS, reads=one not in UNREAD) for one in (*THROWN_OUT, *REFUSED)))
+    window = arena.withstand(*(Attack(one, CLIENTS, reads=one not in UNREAD) for one in (*THROWN_OUT, *REFUSED)))
+    assert window.tokens > 0 and not window.errors
 
 
 def test_connections_that_are_held_give_way_to_new_ones(arena: Arena) -> None:

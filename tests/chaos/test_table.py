@@ -106,14 +106,18 @@ async def test_the_engine_killed_dying_aloud_stopped_and_garbled(sim: Served, ta
             note = f"--silence-secs {SILENCE_S:g}" if "STOP" in what else ""
             case = Case(table, flock, what, "sim")
             codes = frozenset({"OK", "UNAVAILABLE", *(["INTERNAL"] if "read" in what else [])})
-            await case.measure(event, limit_s=limit_s, again_s=20.0, gone=lambda: [sim.engine], note=note, codes=codes)
+            row = await case.measure(
+                event, limit_s=limit_s, again_s=20.0, gone=lambda: [sim.engine], note=note, codes=codes
+            )
+            assert row.again_s is not None and (row.hung, row.orphans) == (0, 0)
         await flock.stop()
 
 
 async def test_the_leash_killed(sim: Served, table: Table) -> None:
     async with Flock(sim.address) as flock:
         case = Case(table, flock, "leash, kill -9", "sim")
-        await case.measure(lambda: sim.part("leash.py").kill(), limit_s=NEVER, again_s=10.0, lost=False)
+        row = await case.measure(lambda: sim.part("leash.py").kill(), limit_s=NEVER, again_s=10.0, lost=False)
+        assert row.again_s is not None and (row.lost, row.hung) == (0, 0)
         await asyncio.to_thread(sim.wait_for, "starting another", 5)
         await flock.stop()
 
@@ -130,9 +134,10 @@ async def test_the_front_end_replaced(sim: Served, table: Table) -> None:
 async def test_the_supervisor_killed(sim: Served, table: Table) -> None:
     async with Flock(sim.address) as flock:
         case = Case(table, flock, "supervisor, kill -9", "sim")
-        await case.measure(
+        row = await case.measure(
             lambda: sim.process.kill(), limit_s=5.0, again_s=None, gone=sim.tree, note="the whole tree ends within 5 s"
         )
+    assert row.ended_s <= 5.0 and (row.hung, row.orphans) == (0, 0)
 
 
 async def test_a_full_disk(sim: Served, table: Table) -> None:

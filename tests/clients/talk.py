@@ -43,11 +43,13 @@ def tokens_of(messages: Iterable[bytes]) -> list[int]:
     return list(complete.output_ids)
 
 
-def must_generate(client: Client, how: How = PLAIN, *, size: int = 20, tokens: int = 300, stream: bool = True) -> None:
-    """A generation gives the tokens that the engine made, all of them and in order."""
+def must_generate(client: Client, how: How = PLAIN, *, size: int = 20, tokens: int = 300, stream: bool = True) -> int:
+    """A generation gives the tokens that the engine made, all of them and in order; how many."""
     prompt = prompt_of(size)
     answer = client.stream(GENERATE, request(prompt, tokens, stream=stream), how)
-    assert tokens_of(answer) == expected_tokens(prompt, tokens)
+    got = tokens_of(answer)
+    assert got == expected_tokens(prompt, tokens)
+    return len(got)
 
 
 def healthy(client: Client, how: How = PLAIN) -> bool:

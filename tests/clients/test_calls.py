@@ -21,11 +21,11 @@ def test_unary(client: Client) -> None:
 
 
 def test_streamed_tokens(client: Client) -> None:
-    must_generate(client, tokens=1000)
+    assert must_generate(client, tokens=1000) == 1000
 
 
 def test_one_message_with_all_tokens(client: Client) -> None:
-    must_generate(client, tokens=1000, stream=False)
+    assert must_generate(client, tokens=1000, stream=False) == 1000
 
 
 def test_fifty_streams_on_one_connection(client: Client, target: Target) -> None:
@@ -68,18 +68,18 @@ def test_a_deadline_of_a_unary_call(client: Client, target: Target) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_prompt_of_100_000_tokens(client: Client, stream: bool) -> None:
-    must_generate(client, size=100_000, tokens=2000, stream=stream)
+    assert must_generate(client, size=100_000, tokens=2000, stream=stream) == 2000
 
 
 def test_an_answer_of_a_quarter_of_a_megabyte(name: str, connected: Opener, wide: Target) -> None:
     """100,000 tokens in one message."""
-    must_generate(connected(name, Connect(wide.address)), tokens=100_000, stream=False)
+    assert must_generate(connected(name, Connect(wide.address)), tokens=100_000, stream=False) == 100_000
 
 
 def test_metadata_of_text_and_bytes(client: Client) -> None:
     every_byte = bytes(range(256))
     metadata = (("x-text", "plain ~ text"), ("x-many", "1"), ("x-many", "2"), ("x-raw-bin", every_byte))
-    must_generate(client, How(metadata=(*metadata, ("x-long-bin", every_byte * 20))))
+    assert must_generate(client, How(metadata=(*metadata, ("x-long-bin", every_byte * 20)))) == 300
 
 
 def test_too_much_metadata_is_refused_by_name(client: Client) -> None:

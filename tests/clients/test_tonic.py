@@ -39,13 +39,18 @@ class Gateway:
         sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
         return {"model": self.model, "input_ids": prompt, "sampling_params": sampling}
 
-    def must_generate(self, prompt: list[int], tokens: int) -> None:
+    def must_generate(self, prompt: list[int], tokens: int) -> int:
+        """The right answer, whole; how many tokens it has."""
         (answer,) = post_json(f"{self.base}/generate", self.body(prompt, tokens))
         assert answer["output_ids"] == expected_tokens(prompt, tokens, vocab=self._vocabulary)
         assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": tokens}
+        return len(answer["output_ids"])
 
-    def must_stream(self, prompt: list[int], tokens: int) -> None:
-        """The last event repeats the tokens of the one before it, with the reason of the end."""
+    def must_stream(self, prompt: list[int], tokens: int) -> int:
+        """The right answer, streamed; how many tokens it has.
+
+        The last event repeats the tokens of the one before it, with the reason of the end.
+        """
         got: list[int] = []
         finish = None
         for event in post_events(f"{self.base}/generate", self.body(prompt, tokens)):
@@ -54,6 +59,7 @@ class Gateway:
                 got += event["output_ids"]
         assert got == expected_tokens(prompt, tokens, vocab=self._vocabulary)
         assert finish == "length"
+        return len(got)
 
 
 @contextmanager
@@ -82,21 +88,22 @@ def prompt_of(size: int, seed: int = 0) -> list[int]:
 
 
 def test_a_whole_answer(gateway: Gateway) -> None:
-    gateway.must_generate(prompt_of(20), 1000)
+    assert gateway.must_generate(prompt_of(20), 1000) == 1000
 
 
 def test_streamed_tokens(gateway: Gateway) -> None:
-    gateway.must_stream(prompt_of(20), 1000)
+    assert gateway.must_stream(prompt_of(20), 1000) == 1000
 
 
 def test_fifty_streams(gateway: Gateway) -> None:
     with ThreadPoolExecutor(50) as pool:
-        list(pool.map(lambda seed: gateway.must_stream(prompt_of(30, seed), 400), range(50)))
+        counts = list(pool.map(lambda seed: gateway.must_stream(prompt_of(30, seed), 400), range(50)))
+    assert counts == [400] * 50
     gateway.target.must_forget()
 
 
 def test_a_prompt_of_100_000_tokens(gateway: Gateway) -> None:
-    gateway.must_generate(prompt_of(100_000), 500)
+    assert gateway.must_generate(prompt_of(100_000), 500) == 500
 
 
 def test_a_client_that_leaves_ends_the_engines_work(gateway: Gateway) -> None:
@@ -130,4 +137,4 @@ def test_a_worker_on_ipv6(smg_binary: Path, tiny_llama: Path) -> None:
         TemporaryDirectory(prefix="smg-") as path,
         gateway_before(smg_binary, tiny_llama, Path(path), "::1") as gateway,
     ):
-        gateway.must_stream(prompt_of(20), 300)
+        assert gateway.must_stream(prompt_of(20), 300) == 300

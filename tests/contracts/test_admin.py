@@ -79,8 +79,9 @@ def test_everything_else_is_served_on_both(apart: Served, admin: grpc.Channel, w
 
 
 def test_without_the_flag_everything_is_on_one_listener(served: Served) -> None:
-    for call in administrative(served.channel).values():
-        call()
+    replies = {name: call() for name, call in administrative(served.channel).items()}
+    assert replies["FlushCache"].success
+    assert not Stub(served.channel, "vllm.Control").IsPaused(control("IsPaused"), timeout=LIMIT_S).paused
 
 
 @pytest.mark.parametrize(("where", "words"), [("nowhere", "HOST:PORT"), ("203.0.113.1:0", "203.0.113.1")])

@@ -43,6 +43,8 @@ def test_it_tells_what_the_model_is(served: Served, smollm2: Any) -> None:
 def test_an_abort_of_nothing_and_of_strangers_is_fine(served: Served) -> None:
     call(served, "Abort")
     call(served, "Abort", request_ids=["nobody", ""])
+    reply = served.inference.Generate(inference(**IDS, stopping={"max_new_tokens": 3}), timeout=20)
+    assert list(reply.outputs.token_ids) == served.tokens([5, 6, 7], 3)
 
 
 @pytest.mark.parametrize("mode", [KEEP, WAIT])

@@ -209,7 +209,8 @@ def test_truncation_keeps_the_end(served: Served) -> None:
 
 def test_priority_session_and_the_name_of_the_model_are_accepted(served: Served) -> None:
     for model in ("", "smol"):
-        both(served, **asked(2), priority=-3, session_id="s", model=model, request_id="")
+        answer = both(served, **asked(2), priority=-3, session_id="s", model=model, request_id="")
+        assert answer.outputs.finish_info.num_output_tokens == 2
 
 
 def test_a_limit_above_the_context_is_clamped(served: Served) -> None:
@@ -279,7 +280,8 @@ def test_a_client_that_resets_frees_the_engine(served: Served) -> None:
     served.wait_idle(10)
     call = served.inference.GenerateStream(inference(**asked(1000)), timeout=LIMIT_S)
     next(call)
-    call.cancel()
+    assert call.cancel()
+    assert call.code() is grpc.StatusCode.CANCELLED
     served.wait_idle(2)
 
 

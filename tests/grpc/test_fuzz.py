@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bridge.grpc.call import Call
 from bridge.grpc.connection import Connection
 from bridge.grpc.server import Server
+from bridge.grpc.stats import ServerStats
 from tests.grpc import raw
 from tests.grpc.serving import PACKAGE, Probe
 
@@ -95,7 +96,8 @@ def frames(random_: random.Random, encoder: hpack.Encoder) -> list[bytes]:
     return out
 
 
-async def converse(seed: int) -> None:
+async def converse(seed: int) -> ServerStats:
+    """Talk, hang up, look at what is left; the server's counters at the end."""
     random_ = random.Random(seed)
     failures: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context))
@@ -137,6 +139,7 @@ async def converse(seed: int) -> None:
     cancelled = [call for call, _ in probe.cancelled]
     assert len(set(map(id, cancelled))) == len(cancelled)
     await server.close()
+    return stats
 
 
 def use(call: Call, random_: random.Random) -> None:
@@ -153,4 +156,5 @@ def use(call: Call, random_: random.Random) -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**32))
 def test_any_conversation_leaves_nothing_behind(seed: int) -> None:
-    asyncio.run(converse(seed))
+    stats = asyncio.run(converse(seed))
+    assert (stats.calls_open, stats.connections, stats.buffered_bytes) == (0, 0, 0)

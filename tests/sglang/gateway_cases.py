@@ -27,8 +27,8 @@ def chat(model: str, **more: Any) -> dict[str, Any]:
     return {"model": model, "messages": QUESTION, "temperature": 0, "max_tokens": 24, **more}
 
 
-def chat_says_paris(base: str, model: str) -> None:
-    """Whole and streamed, the same text, in pieces, with a usage that adds up."""
+def chat_says_paris(base: str, model: str) -> str:
+    """Whole and streamed, the same text, in pieces, with a usage that adds up; the text."""
     reply = post_json(f"{base}/v1/chat/completions", chat(model))
     choice, usage = reply["choices"][0], reply["usage"]
     whole = choice["message"]["content"]
@@ -39,6 +39,7 @@ def chat_says_paris(base: str, model: str) -> None:
     assert "".join(pieces) == whole
     assert len([piece for piece in pieces if piece]) > 3, "the answer did not come in pieces"
     assert [event["choices"][0]["finish_reason"] for event in events if event["choices"]][-1] == "stop"
+    return str(whole)
 
 
 def logprobs_come_once(base: str, model: str) -> None:
