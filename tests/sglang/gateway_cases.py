@@ -42,20 +42,24 @@ def chat_says_paris(base: str, model: str) -> str:
     return str(whole)
 
 
-def logprobs_come_once(base: str, model: str) -> None:
+def logprobs_come_once(base: str, model: str) -> int:
+    """Each token has its three likeliest; how many tokens have."""
     whole = post_json(f"{base}/v1/chat/completions", chat(model, logprobs=True, top_logprobs=3))
     entries = whole["choices"][0]["logprobs"]["content"]
     assert len(entries) >= whole["usage"]["completion_tokens"] - 1
     for entry in entries:
         assert len(entry["top_logprobs"]) == 3
         assert entry["top_logprobs"][0]["logprob"] == entry["logprob"] <= 0, "greedy takes the likeliest"
+    return len(entries)
 
 
-def a_schema_shapes_the_answer(base: str, model: str) -> None:
+def a_schema_shapes_the_answer(base: str, model: str) -> dict[str, Any]:
+    """The answer, which fits the schema."""
     wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA, "strict": True}}
     reply = post_json(f"{base}/v1/chat/completions", chat(model, response_format=wanted, max_tokens=80))
     answer = json.loads(reply["choices"][0]["message"]["content"])
     assert set(answer) == {"city", "population"} and isinstance(answer["population"], int)
+    return dict(answer)
 
 
 @contextlib.contextmanager

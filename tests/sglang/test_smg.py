@@ -16,15 +16,15 @@ def test_chat_answers_paris_whole_and_streamed(smg: str) -> None:
 
 
 def test_logprobs_of_each_token(smg: str) -> None:
-    cases.logprobs_come_once(smg, "smol")
+    assert cases.logprobs_come_once(smg, "smol") > 3
 
 
 def test_a_json_schema_shapes_the_answer(smg: str) -> None:
-    cases.a_schema_shapes_the_answer(smg, "smol")
+    assert 0 <= cases.a_schema_shapes_the_answer(smg, "smol")["population"] <= 9999
 
 
 def test_a_client_that_disconnects_frees_the_engine(smg: str, served: SglangWorker) -> None:
     served.wait_idle(5)
     with cases.streaming(smg, "smol"):
         served.wait_running(1, 2)
-    served.wait_idle(1.5)
+    assert served.wait_idle(1.5) < 2.0

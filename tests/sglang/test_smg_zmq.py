@@ -43,15 +43,15 @@ def gateway(
 
 
 def test_chat_answers_paris_whole_and_streamed(gateway: tuple[str, str, Running]) -> None:
-    cases.chat_says_paris(*gateway[:2])
+    assert "Paris" in cases.chat_says_paris(*gateway[:2])
 
 
 def test_logprobs_of_each_token(gateway: tuple[str, str, Running]) -> None:
-    cases.logprobs_come_once(*gateway[:2])
+    assert cases.logprobs_come_once(*gateway[:2]) > 3
 
 
 def test_a_json_schema_shapes_the_answer(gateway: tuple[str, str, Running]) -> None:
-    cases.a_schema_shapes_the_answer(*gateway[:2])
+    assert set(cases.a_schema_shapes_the_answer(*gateway[:2])) == {"city", "population"}
 
 
 def test_a_client_that_disconnects_frees_the_engine(gateway: tuple[str, str, Running]) -> None:
