@@ -15,17 +15,18 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
-from bridge.grpc.connection import Connection
-from bridge.grpc.fanout import Outlet, send_each, send_one
+from bridge.grpc.call import Call
+from bridge.grpc.outflow import Flight, Outflow
 from bridge.grpc.status import Code
 from bridge.logprobs import Columns
 from bridge.metrics import Meters
 from bridge.refusal import Refusal
 from bridge.stops import StopMatcher
 from bridge.supervisor.ledger import Ledger
-from bridge.template import BareHeads, Heads, Template, render, render_any, render_each
+from bridge.template import Template
+from bridge.varint import PADDED_BITS, padded
 from bridge.wire.codec import Codec, EmbedCall, Finish, GenerateCall
 from bridge.wire.errors import WireError
 from bridge.wire.link import LinkError
@@ -56,25 +57,6 @@ FAILURES: Mapping[Finish, Code] = {
     Finish.OVERLOADED: Code.UNAVAILABLE,
 }
 """Ends that are errors → what the client is told."""
-
-
-class Writable(Protocol):
-    """The call that a request answers on."""
-
-    @property
-    def blocked(self) -> bool:
-        """True while chunks must wait: the table keeps the tokens until `RequestTable.resume`."""
-        ...
-
-    @property
-    def outlet(self) -> Outlet | None:
-        """Where framed chunks may go until `RequestTable.hold`; None when they may not."""
-        ...
-
-    @property
-    def method(self) -> str:
-        """The path of its gRPC method."""
-        ...
 
 
 class Sink(Protocol):
@@ -224,7 +206,7 @@ class Request:
         self,
         client_id: str,
         prompt_ids: list[int],
-        out: Writable,
+        out: Call,
         sink: Sink,
         *,
         stream: bool,
@@ -250,8 +232,30 @@ class Request:
         self.open = 0
 
 
-Express = tuple["array[int]", Heads | BareHeads, bytes | None, Callable[[int, bytes], None], int, Connection]
-"""What turns a sequence's next token into a message in its connection: its output ids, its template, its outlet."""
+class Express(NamedTuple):
+    """What turns a sequence's next token into a frame on its connection."""
+
+    output_ids: array[int]
+    lead: bytes
+    """The frame's header and the template's lead."""
+    link: bytes | None
+    outflow: Outflow
+    flight: Flight
+
+    def takes(self, token: int) -> bool:
+        """Whether `next` may be called."""
+        return not token >> PADDED_BITS and self.outflow.has_room
+
+    def next(self, token: int) -> tuple[Outflow, bytes]:
+        """Where the token's chunk goes, and the chunk."""
+        output_ids, lead, link, outflow, _ = self
+        output_ids.append(token)
+        if link is None:
+            return outflow, lead + padded((token,))[0]
+        id_, count = padded((token, len(output_ids)))
+        return outflow, b"".join((lead, id_, link, count))
+
+
 Watched = tuple[Sequence, StopMatcher, Express]
 
 
@@ -292,7 +296,7 @@ class RequestTable:
         """The sequences that would be in `_express` if their text were not searched for stop strings, by wire id."""
         self._express: dict[str, Express] = {}
         """The sequences whose plain deltas of one token need nothing else, by wire id."""
-        self._render_each: Callable[..., list[bytes]] = render_each
+        self._on_full = self._full
         self._by_client: dict[str, Request] = {}
         self._requests: set[Request] = set()
         self._ended: dict[str, None] = {}
@@ -405,7 +409,7 @@ class RequestTable:
             self._deliver_one(steps[0])
             return
         touched: list[Sequence] = []
-        live = self._live.get
+        live, boarded = self._live.get, bool(self._express or self._watched)
         for step in steps:
             for delta in step.outputs:
                 sequence = live(delta.request_id)
@@ -414,6 +418,8 @@ class RequestTable:
                     continue
                 if not sequence.held:
                     touched.append(sequence)
+                    if boarded:
+                        self._land(sequence)
                 if sequence.plain:
                     tokens = delta.new_token_ids
                     sequence.output_ids.extend(tokens)
@@ -426,14 +432,16 @@ class RequestTable:
             self._flow(sequence)
 
     def _deliver_one(self, step: Any) -> None:
-        live, watched = self._live.get, self._watched
-        for delta in self._deliver_express(step.outputs):
-            if watched and self._deliver_watched(delta):
-                continue
+        rest = self._deliver_express(step.outputs)
+        if self._watched:
+            rest = self._deliver_watched(rest)
+        live = self._live.get
+        for delta in rest:
             sequence = live(delta.request_id)
             if sequence is None:
                 self._stranger(delta)
                 continue
+            self._land(sequence)
             tokens = delta.new_token_ids
             if sequence.plain:
                 sequence.output_ids.extend(tokens)
@@ -464,10 +472,20 @@ class RequestTable:
         if not pairs:
             return outputs
         rows, tokens = zip(*pairs, strict=True)
-        output_ids, heads, middles, sends, stream_ids, connections = zip(*rows, strict=True)
+        output_ids, leads, links, outflows, _ = zip(*rows, strict=True)
+        if not all(outflow.has_room for outflow in set(outflows)):
+            return outputs
+        try:
+            ids = padded(tokens)
+        except OverflowError:
+            return outputs
         deque(map(array.append, output_ids, tokens), maxlen=0)
-        framed = self._render_each(heads, middles, tokens, list(map(len, output_ids)))
-        send_each(sends, stream_ids, framed, connections)
+        chunks = chunks_of(leads, ids, links, output_ids)
+        outflow = outflows[0]
+        if outflows.count(outflow) == len(outflows):
+            outflow.express(b"".join(chunks), len(rows))
+        else:
+            express_each(zip(outflows, chunks, strict=True))
         if len(pairs) == len(found):
             return ()
         return [
@@ -479,51 +497,83 @@ class RequestTable:
     def _deliver_few(self, outputs: Iterable[Any]) -> list[Any]:
         """As `_deliver_express`, one delta after the other."""
         rest: list[Any] = []
+        sent: list[tuple[Outflow, bytes]] = []
         find = self._express.get
         for delta in outputs:
             express = find(delta.request_id)
             tokens = delta.new_token_ids
-            if express is None or delta.finish_reason is not None or len(tokens) != 1:
+            if express is None or delta.finish_reason is not None or len(tokens) != 1 or not express.takes(tokens[0]):
                 rest.append(delta)
-                continue
-            output_ids, heads, middle, send, stream_id, connection = express
-            output_ids.append(tokens[0])
-            send_one(send, stream_id, render(heads, middle, tokens[0], len(output_ids)), connection)
+            else:
+                sent.append(express.next(tokens[0]))
+        if len(sent) == 1:
+            outflow, chunk = sent[0]
+            outflow.express(chunk, 1)
+        else:
+            express_each(sent)
         return rest
 
-    def _deliver_watched(self, delta: Any) -> bool:
-        """Send one token of a sequence in `_watched`, or end it there; False for every other delta."""
-        watched = self._watched.get(delta.request_id)
-        tokens = delta.new_token_ids
-        if watched is None or delta.finish_reason is not None or len(tokens) != 1:
-            return False
-        sequence, stops, (output_ids, heads, middle, send, stream_id, connection) = watched
-        found = stops.feed(tokens)
-        output_ids.append(tokens[0])
-        if found is None:
-            send_one(send, stream_id, render(heads, middle, tokens[0], len(output_ids)), connection)
-            return True
-        sequence.held += 1
-        self._stopped(sequence, found[1], delta)
-        return True
+    def _deliver_watched(self, outputs: Iterable[Any]) -> list[Any]:
+        """Send every delta that is one token of a sequence in `_watched`, or end that there; returns the others."""
+        rest: list[Any] = []
+        sent: list[tuple[Outflow, bytes]] = []
+        for delta in outputs:
+            watched = self._watched.get(delta.request_id)
+            tokens = delta.new_token_ids
+            if watched is None or delta.finish_reason is not None or len(tokens) != 1:
+                rest.append(delta)
+                continue
+            sequence, stops, express = watched
+            if not express.takes(tokens[0]):
+                rest.append(delta)
+                continue
+            found = stops.feed(tokens)
+            if found is None:
+                sent.append(express.next(tokens[0]))
+                continue
+            self._land(sequence)
+            sequence.output_ids.append(tokens[0])
+            sequence.held += 1
+            self._stopped(sequence, found[1], delta)
+        express_each(sent)
+        return rest
 
     def _board(self, sequence: Sequence) -> None:
-        template, outlet = sequence.sink.template, sequence.out.outlet
-        if template is not None and outlet is not None and not sequence.held:
-            if template.middle is None:
-                self._render_each = render_any
-            express = (sequence.output_ids, *template, *outlet)
-            stops = sequence.rich.stops if sequence.rich is not None else None
-            if stops is None:
-                self._express[sequence.wire_id] = express
-            else:
-                self._watched[sequence.wire_id] = (sequence, stops, express)
+        """From now on the sequence's tokens need nothing but its template."""
+        template = sequence.sink.template
+        if template is None or sequence.held:
+            return
+        outflow = sequence.out.outflow
+        flight = Flight(sequence.wire_id, sequence.out, template.size, sequence.output_ids, self._on_full)
+        header = outflow.board(flight)
+        if header is None:
+            return
+        express = Express(sequence.output_ids, header + template.lead, template.link, outflow, flight)
+        stops = sequence.rich.stops if sequence.rich is not None else None
+        if stops is None:
+            self._express[sequence.wire_id] = express
+        else:
+            self._watched[sequence.wire_id] = (sequence, stops, express)
+
+    def _land(self, sequence: Sequence) -> None:
+        """End `_board`, before anything else is done with the sequence."""
+        wire_id = sequence.wire_id
+        express = self._express.pop(wire_id, None)
+        if express is None and self._watched:
+            watched = self._watched.pop(wire_id, None)
+            express = watched[2] if watched is not None else None
+        if express is not None:
+            express.outflow.land(express.flight)
+
+    def _full(self, flight: Flight) -> None:
+        """The flight has landed."""
+        self._express.pop(flight.name, None)
+        self._watched.pop(flight.name, None)
 
     def hold(self, request: Request) -> None:
         """The request's sink is blocked: its tokens are held from now on."""
         for sequence in request.sequences:
-            self._express.pop(sequence.wire_id, None)
-            self._watched.pop(sequence.wire_id, None)
+            self._land(sequence)
 
     def resume(self, request: Request) -> None:
         """Render what was held while the request's sink was blocked."""
@@ -739,8 +789,7 @@ class RequestTable:
         """The sequence is live no more; `end` is how it ended, a `Finish` value or `CANCELLED`."""
         del self._live[sequence.wire_id]
         self._leave(sequence)
-        self._express.pop(sequence.wire_id, None)
-        self._watched.pop(sequence.wire_id, None)
+        self._land(sequence)
         ended = self._ended
         ended[sequence.wire_id] = None
         if len(ended) > ENDED_KEPT:
@@ -793,3 +842,28 @@ class RequestTable:
         log.warning("the engine sent output for the unknown wire id %s; aborting it", wire_id)
         for rank in self.per_rank:
             self._send_abort(rank, [wire_id])
+
+
+def chunks_of(
+    leads: Iterable[bytes], ids: list[bytes], links: tuple[bytes | None, ...], output_ids: Iterable[array[int]]
+) -> list[bytes]:
+    """One chunk of each sequence, by the columns of `Express`; `output_ids` have the new tokens."""
+    if None not in links:
+        rows = zip(leads, ids, cast(tuple[bytes, ...], links), padded(map(len, output_ids)), strict=True)
+        return list(map(b"".join, rows))
+    if links.count(None) == len(links):
+        return [lead + id_ for lead, id_ in zip(leads, ids, strict=True)]
+    counts = padded(map(len, output_ids))
+    return [
+        lead + id_ if link is None else b"".join((lead, id_, link, count))
+        for lead, id_, link, count in zip(leads, ids, links, counts, strict=True)
+    ]
+
+
+def express_each(chunks: Iterable[tuple[Outflow, bytes]]) -> None:
+    """Send chunks of one step, several connections' in any order."""
+    by_outflow: dict[Outflow, list[bytes]] = {}
+    for outflow, chunk in chunks:
+        by_outflow.setdefault(outflow, []).append(chunk)
+    for outflow, parts in by_outflow.items():
+        outflow.express(b"".join(parts), len(parts))

@@ -9,12 +9,11 @@ from typing import Any
 
 from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
 
-from bridge.contracts.vllm_render import FINISH, input_logprobs, output_logprobs
+from bridge.contracts.vllm_render import FINISH, chunk_template, input_logprobs, output_logprobs
 from bridge.grpc.call import Call
-from bridge.grpc.framing import frame
 from bridge.grpc.status import Code
 from bridge.requests import Sequence
-from bridge.template import Heads, Template
+from bridge.template import Template
 from bridge.varint import VARINT, varints
 from bridge.wire.sglang.outputs import SglangDelta, scores
 from bridge.wire.tensors import packed_floats
@@ -47,30 +46,26 @@ class Collected:
 class PlainSink:
     """Renders one Generate call of one sequence that reports nothing but tokens.
 
-    `largest_id` and `largest_count` bound the token ids and counts of its chunks. Once a chunk is out, the ones that
-    follow need only the template: the request's id is in the heads, the middle is prompt_tokens, cached_tokens and the
-    key of completion_tokens.
+    Once a chunk is out, the ones that follow need only the template.
     """
 
-    __slots__ = ("_call", "_prefix", "_prompt", "_sizes", "template")
+    __slots__ = ("_call", "_prefix", "_prompt", "template")
 
-    def __init__(self, call: Call, request_id: str, prompt_tokens: int, largest_id: int, largest_count: int) -> None:
+    def __init__(self, call: Call, request_id: str, prompt_tokens: int) -> None:
         self._call = call
         name = request_id.encode()
         self._prefix = b"\x0a%b%b" % (VARINT[len(name)], name) if name else b""
         self._prompt = b"\x10" + VARINT[prompt_tokens]
-        self._sizes = (len(VARINT[largest_id]), len(VARINT[largest_count]))
         self.template: Template | None = None
 
     def chunk(self, sequence: Sequence, tokens: list[int]) -> None:
         varint = VARINT
         cached = b"\x20" + varint[sequence.cached_tokens] if sequence.cached_tokens else b""
-        middle = b"%b%b\x18" % (self._prompt, cached)
         ids = b"".join(varints(tokens))
-        body = b"\x0a%b%b%b%b" % (varint[len(ids)], ids, middle, varint[sequence.sent])
+        body = b"\x0a%b%b%b%b\x18%b" % (varint[len(ids)], ids, self._prompt, cached, varint[sequence.sent])
         self._call.send(b"%b\x12%b%b" % (self._prefix, varint[len(body)], body))
         if self.template is None:
-            self.template = Template(_heads(self._prefix, *self._sizes, len(middle)), middle)
+            self.template = chunk_template(self._prefix + b"\x12", self._prompt + cached)
 
     def complete(self, sequence: Sequence) -> None:
         self._send_complete(complete_of(sequence).SerializeToString())
@@ -117,21 +112,6 @@ class RichSink(PlainSink):
             hidden = b"".join([_hidden_state(*row) for row in enumerate(extras.hidden_states)])
         fields = logprob_fields(sequence, 6, 10, 0, stop, prompt=True)
         self._send_complete(b"%b%b%b" % (complete.SerializeToString(), fields, hidden))
-
-
-def _heads(prefix: bytes, id_size: int, count_size: int, middle: int) -> Heads:
-    """What a framed chunk of one token starts with, by the sizes in bytes of the id and of the count.
-
-    `middle` is the size of the middle. No chunk of one token has 128 bytes, so its length is one byte.
-    """
-
-    def head(ids: int, count: int) -> bytes:
-        body = 2 + ids + middle + count
-        whole = frame(b"%b\x12%b\x0a%b%b" % (prefix, VARINT[body], VARINT[ids], bytes(ids + middle + count)))
-        return whole[: len(whole) - ids - middle - count]
-
-    counts = range(1, count_size + 1)
-    return [[], *([b"", *(head(ids, count) for count in counts)] for ids in range(1, id_size + 1))]
 
 
 def _collected(sequence: Sequence) -> Collected | None:

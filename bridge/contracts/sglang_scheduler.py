@@ -110,12 +110,11 @@ class SglangScheduler:
         samples = ask.n or 1
         rich = rich_of(sampling, native)
         kind = PlainSink if rich is None and samples == 1 else RichSink
-        vocabulary = engine.facts.vocab_size
         request = Request(
             message.request_id,
             ids,
             call,
-            kind(call, message.request_id, len(ids), vocabulary, sampling.max_tokens),
+            kind(call, message.request_id, len(ids)),
             stream=message.stream,
             arrived=arrived,
             stop_ids=sampling.stop_token_ids,

@@ -15,13 +15,13 @@ from bridge.contracts.proto import enum, message
 from bridge.contracts.text_out import TextOut, text_out
 from bridge.detokenizer import TextRules
 from bridge.grpc.call import Call
-from bridge.grpc.framing import PREFIXES
+from bridge.grpc.framing import prefix
 from bridge.grpc.status import Code
 from bridge.logprobs import Columns
 from bridge.requests import Rich, Sequence
 from bridge.stops import StopMatcher, StopRules
 from bridge.template import Template
-from bridge.varint import VARINT, varints
+from bridge.varint import PADDED_BYTES, VARINT, varints
 from bridge.wire.codec import Finish, Logprobs
 
 GenerateResponse = message("vllm.GenerateResponse")
@@ -44,8 +44,6 @@ INDEX, TEXT, NUM_TOKENS, TOKEN_IDS, LOGPROBS, RANKS, CANDIDATES, FINISH_INFO = (
     b"\x42",
 )
 """Keys of SequenceOutput."""
-MAX_VARINT = 5
-"""Bytes of the largest uint32."""
 TOKENS = b"\x0a"
 """Key of CandidateTokenInfo."""
 
@@ -81,13 +79,9 @@ class RankedColumns(Columns):
         self.ranks += rows.ranks[:count]
 
 
-def _plain_head(ids: int) -> bytes:
-    """What a framed chunk of one token starts with that shows nothing but its id, of `ids` bytes."""
-    head = b"%b%b%b\x01%b%b" % (OUTPUTS, VARINT[4 + ids], NUM_TOKENS, TOKEN_IDS, VARINT[ids])
-    return PREFIXES[len(head) + ids] + head
-
-
-PLAIN = Template([_plain_head(ids) for ids in range(MAX_VARINT + 1)], None)
+_PLAIN_LEAD = b"%b%c%b\x01%b%c" % (OUTPUTS, 4 + PADDED_BYTES, NUM_TOKENS, TOKEN_IDS, PADDED_BYTES)
+PLAIN = Template(prefix(len(_PLAIN_LEAD) + PADDED_BYTES) + _PLAIN_LEAD, None)
+"""Chunks that show nothing but a token's id."""
 
 
 class IdsSink:

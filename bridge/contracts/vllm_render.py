@@ -6,22 +6,21 @@ Field numbers are those of vllm_engine.proto in smg-grpc-proto 0.4.28; tests par
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from bridge.grpc.call import Call
-from bridge.grpc.framing import PREFIXES
+from bridge.grpc.framing import prefix
 from bridge.grpc.status import Code, GrpcError
 from bridge.logprobs import Columns
 from bridge.requests import Sequence
 from bridge.template import Template
-from bridge.varint import VARINT, varints
+from bridge.varint import PADDED_BYTES, VARINT, varints
 from bridge.wire.codec import Finish
 
-MAX_VARINT = 5
-"""Bytes of the largest uint32."""
+COUNT = b"\x18"
+"""The key of completion_tokens."""
 
 FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORT: "abort", Finish.ERROR: "error"}
 
@@ -29,8 +28,8 @@ FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORT: "abort", F
 class PlainSink:
     """Renders one Generate call of one sequence that reports nothing but tokens.
 
-    Once a chunk is out, the ones that follow need only the template: the middle is prompt_tokens, cached_tokens and the
-    key of completion_tokens.
+    Once a chunk is out, the ones that follow need only the template: prompt_tokens and cached_tokens lead, the key of
+    completion_tokens links.
     """
 
     __slots__ = ("_call", "_prompt", "template")
@@ -43,11 +42,11 @@ class PlainSink:
     def chunk(self, sequence: Sequence, tokens: list[int]) -> None:
         varint = VARINT
         cached = b"\x20" + varint[sequence.cached_tokens] if sequence.cached_tokens else b""
-        middle = b"%b%b\x18" % (self._prompt, cached)
         ids = b"".join(varints(tokens))
-        body = b"\x0a%b%b%b%b" % (varint[len(ids)], ids, middle, varint[sequence.sent])
+        body = b"\x0a%b%b%b%b\x18%b" % (varint[len(ids)], ids, self._prompt, cached, varint[sequence.sent])
         self._call.send(b"\x0a%b%b" % (varint[len(body)], body))
-        self.template = Template(_heads(len(middle)), middle)
+        if self.template is None:
+            self.template = chunk_template(b"\x0a", self._prompt + cached)
 
     def complete(self, sequence: Sequence) -> None:
         self._call.send(complete_reply(sequence).SerializeToString())
@@ -90,18 +89,12 @@ class RichSink(PlainSink):
         self._call.send(b"\x12%b%b" % (VARINT[len(body)], body))
 
 
-@functools.cache
-def _heads(middle: int) -> list[list[bytes]]:
-    """What a framed chunk of one token starts with, by the sizes in bytes of the id and of the count.
-
-    `middle` is the size of the middle. No chunk of one token has 128 bytes, so its length is one byte.
-    """
-
-    def head(ids: int, count: int) -> bytes:
-        body = 2 + ids + middle + count
-        return b"%b\x0a%b\x0a%b" % (PREFIXES[2 + body], VARINT[body], VARINT[ids])
-
-    return [[head(ids, count) for count in range(MAX_VARINT + 1)] for ids in range(MAX_VARINT + 1)]
+def chunk_template(reply: bytes, chunk: bytes) -> Template:
+    """`reply` is the reply up to the chunk's key, `chunk` the chunk's fields but token_ids and completion_tokens."""
+    token_ids = b"\x0a%c" % PADDED_BYTES
+    rest = PADDED_BYTES + len(COUNT) + PADDED_BYTES
+    lead = b"%b%b%b%b" % (reply, VARINT[len(chunk) + len(token_ids) + rest], chunk, token_ids)
+    return Template(prefix(len(lead) + rest) + lead, COUNT)
 
 
 class EmbedSink:

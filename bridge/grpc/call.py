@@ -1,7 +1,6 @@
 """One call: what a handler reads of a request and how it answers.
 
-The hot path is ``send_framed``: one ``send_data`` into nghttp2, one subtraction. The stream window is tracked by
-an estimate (``_credit``) that only shrinks; it is read again from nghttp2 when it runs out.
+Messages go to the connection's ``outflow``, headers and trailers to nghttp2.
 """
 
 from __future__ import annotations
@@ -9,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bridge.grpc.fanout import Outlet
 from bridge.grpc.framing import frame, frame_gzip
 from bridge.grpc.metadata import Metadata
+from bridge.grpc.outflow import NOTHING, Outflow
 from bridge.grpc.status import (
     OK_FIELDS,
     CancelReason,
@@ -41,15 +40,16 @@ class Call:
     """A request stream and its response. Not thread-safe: use it on the event loop's thread."""
 
     __slots__ = (
-        "_credit",
         "_open",
-        "_send_data",
+        "_trailers",
         "_waiter",
         "blocked",
         "body",
         "connection",
+        "credit",
         "deadline",
         "ended",
+        "framed",
         "half_closed",
         "headers_sent",
         "lingers",
@@ -66,6 +66,7 @@ class Call:
         "spec",
         "stream_id",
         "task",
+        "unsent",
     )
 
     connection: Connection
@@ -87,9 +88,8 @@ class Call:
     # What the client calls its request, for log lines; set by the handler.
     request_id: str
 
-    def __init__(
-        self, connection: Connection, spec: Method, stream_id: int, metadata: Metadata, send_data: Any, credit: int
-    ) -> None:
+    def __init__(self, connection: Connection, spec: Method, stream_id: int, metadata: Metadata, credit: int) -> None:
+        """``credit`` is the client's window for the stream."""
         self.connection = connection
         self.spec = spec
         self.stream_id = stream_id
@@ -109,15 +109,19 @@ class Call:
         self.half_closed = False
         self.request_encoding: int | None = None
         self.requests: RequestStream | None = None
-        # The response. _open: headers are out and the call has not ended, so send() may go straight to nghttp2.
+        # The response. _open: headers are with nghttp2 and the call has not ended; framed: they are out.
         self.headers_sent = False
+        self.framed = False
+        # What the client's window for the stream has room for. Less than nothing after it took some back.
+        self.credit = credit
+        # Bytes of messages that wait for headers or windows, and the trailers behind them.
+        self.unsent = NOTHING
+        self._trailers: RawHeaders | None = None
         # It has ended, its stream has not.
         self.lingers = False
         self.reply_gzip = False
         self.task: asyncio.Task[None] | None = None
         self._open = False
-        self._send_data = send_data
-        self._credit = credit
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -136,25 +140,13 @@ class Call:
 
     def send_framed(self, framed: bytes, /) -> None:
         """As send(), for a message that already has its prefix: what is sent each step comes this way."""
-        if not self._open and not self._begin():
-            return
-        try:
-            self._send_data(self.stream_id, framed)
-        except self.connection.errors:
-            return
-        self._credit = credit = self._credit - len(framed)
-        if credit <= 0:
-            self._credit_spent()
-        connection = self.connection
-        if not connection.dirty:
-            connection.mark_dirty()
+        if self._open or self._begin():
+            self.connection.outflow.send(self, framed)
 
     @property
-    def outlet(self) -> Outlet | None:
-        """For `send_each`, until the call ends or on_blocked is called; None while it is blocked or not open."""
-        if self.blocked or not self._open:
-            return None
-        return Outlet(self._send_data, self.stream_id, self.connection)
+    def outflow(self) -> Outflow:
+        """The sending half of its connection."""
+        return self.connection.outflow
 
     def send_compressed(self, message: bytes, /) -> None:
         """As send(), with gzip when the method compresses, the client accepts it and the message is worth it."""
@@ -173,7 +165,7 @@ class Call:
         if metadata:
             fields = [*fields, *encode_metadata(metadata)]
         self.headers_sent = True
-        self._open = self.connection.send_headers(self.stream_id, fields, end_stream=False)
+        self._open = self.connection.open_response(self, fields)
 
     def finish(
         self, code: Code = Code.OK, message: str = "", trailers: MetadataPairs = (), details: bytes | None = None
@@ -231,9 +223,8 @@ class Call:
         return True
 
     def refresh(self) -> None:
-        """Compute ``blocked`` from nghttp2's windows; tell the handler if it turned false."""
-        self._credit = self.connection.stream_credit(self.stream_id)
-        if self._credit <= 0 or self.connection.blocked:
+        """Compute ``blocked`` from the windows; tell the handler if it turned false."""
+        if self.credit <= len(self.unsent) or self.connection.blocked:
             self.block()
             return
         was_blocked = self.blocked
@@ -261,16 +252,18 @@ class Call:
         self.send_initial_metadata()
         return self._open
 
-    def _credit_spent(self) -> None:
-        self._credit = self.connection.stream_credit(self.stream_id)
-        if self._credit <= 0:
-            self.block()
+    def emptied(self) -> bool:
+        """All that waited is sent; True if the trailers follow, which are with nghttp2 then."""
+        fields, self._trailers = self._trailers, None
+        return fields is not None and self.connection.send_trailers(self.stream_id, fields)
 
     def _end(self, fields: RawHeaders, code: Code) -> None:
         """Queue the trailers (or the trailers-only response) and settle the accounts."""
         connection = self.connection
         connection.server.stats.codes[self.spec.path, code.name] += 1
-        if self.headers_sent:
+        if self.headers_sent and self.unsent:
+            self._trailers = fields
+        elif self.headers_sent:
             connection.send_trailers(self.stream_id, fields)
         else:
             self.headers_sent = True

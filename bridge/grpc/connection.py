@@ -1,9 +1,8 @@
-"""One HTTP/2 connection: bytes from the transport into nghttp2, its events into calls, its output into one write.
+"""One HTTP/2 connection: bytes from the transport into nghttp2, its events into calls, all output into one write.
 
-The only module that knows ngh2. Facts of ngh2 0.3.0 it rests on:
-- ``send_data`` only queues; a stream's window falls when ``data_to_send`` frames the bytes, so room = window - queued;
-- without RFC 9218 priorities nghttp2 serves queued streams oldest first, and a short connection window starves the
-  rest; streams marked incremental share it;
+The only module that knows ngh2, which does everything but send messages (`outflow`) and count the windows for them
+(`sieve`). Facts of ngh2 0.3.0 it rests on:
+- trailers without a body before them are one HEADERS frame, which waits all the same while the stream's window is 0;
 - events also appear while sending (a stream closes when its trailers are framed);
 - a resource limit that the peer exceeds raises from ``receive_data`` and leaves an object that can say nothing more.
 """
@@ -16,9 +15,9 @@ import socket
 import struct
 from collections.abc import Callable
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from ngh2 import Configuration, DenialOfServiceError, NGH2Error, Priority, Role, Setting
+from ngh2 import Configuration, DenialOfServiceError, NGH2Error, Role, Setting
 from ngh2 import Connection as Http2
 from ngh2.enums import ErrorCode
 from ngh2.events import (
@@ -32,7 +31,6 @@ from ngh2.events import (
     StreamClosed,
     StreamReset,
     TrailersReceived,
-    WindowUpdated,
 )
 
 from bridge.grpc.call import Call
@@ -41,8 +39,10 @@ from bridge.grpc.inlet import Inlet
 from bridge.grpc.intake import Intake, Refusal
 from bridge.grpc.limits import Limits
 from bridge.grpc.metadata import Metadata
+from bridge.grpc.outflow import DEFAULT_WINDOW, Outflow
 from bridge.grpc.patience import Patience
 from bridge.grpc.service import Method
+from bridge.grpc.sieve import MAX_WINDOW, Sieve, Update
 from bridge.grpc.status import CancelReason, Code, RawHeaders
 
 if TYPE_CHECKING:
@@ -50,10 +50,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DEFAULT_WINDOW = 65535
 # A DATA frame with a message is at least 14 bytes, and a client may answer it with a stream and a connection update.
 UPDATE_PER_BYTES = 7
-INCREMENTAL = Priority(3, True)
+WINDOW_UPDATE = struct.Struct(">BHBBII")
 # A header block with all its CONTINUATION frames makes no event before its end.
 EVENTLESS_BYTES = 1 << 18
 # Requests come in frames as large as they can be; a client that sends many smaller ones wants to cost CPU.
@@ -86,9 +85,6 @@ def http2_configuration(limits: Limits) -> Configuration:
 class Connection(asyncio.Protocol):
     """The server's end of one client connection."""
 
-    # What nghttp2 raises for a stream or a connection that can no longer do what was asked.
-    errors: ClassVar[type[Exception]] = NGH2Error
-
     def __init__(self, server: Server) -> None:
         now = server.loop.time()
         self.server = server
@@ -114,11 +110,14 @@ class Connection(asyncio.Protocol):
         self._loop = server.loop
         self._transport: asyncio.Transport | None = None
         self._h2 = Http2(Role.SERVER, server.http2_configuration)
-        self._send_data = self._h2.send_data
+        # nghttp2 may have something to send.
+        self._control = True
+        self._sieve = Sieve()
+        self.outflow = Outflow(self.mark_dirty)
         self._initial_window = DEFAULT_WINDOW
         self._window_spent = False
-        # Message bytes that the last flush left with nghttp2.
-        self._queued = 0
+        # Calls whose response headers are with nghttp2.
+        self._opening: list[Call] = []
         self._inlet: Inlet | None = None
         self._last_call_at = now
         self._last_stream = 0
@@ -189,7 +188,7 @@ class Connection(asyncio.Protocol):
         self._cancelling = False
         if self._transport is None:
             self.intake.close()
-            self._h2, self._send_data = GONE, GONE.send_data
+            self._h2 = GONE
             self.server.stats.calls_lingering -= self.lingering
             self.lingering = 0
             self.server.connection_closed(self)
@@ -224,16 +223,23 @@ class Connection(asyncio.Protocol):
         """Handle received bytes; fed() follows once no more are at hand."""
         if self.closing:
             return
+        passed, updates = self._sieve.take(data)
         try:
-            self._h2.receive_data(data)
+            for part in passed:
+                self._h2.receive_data(part)
         except NGH2Error as error:
             self._failed(error)
             return
-        events = self._h2.events()
-        if events:
+        events: list[Event] = []
+        if passed:
+            self._control = True
+            events = self._h2.events()
+        if events or updates:
             self.partial_since = None
             self._eventless = 0
             self._handle(events)
+            if updates:
+                self._grow_windows(updates)
             reason = self._floods.exceeded(self.heard_at)
             if reason is not None:
                 self.refuse(reason)
@@ -262,28 +268,54 @@ class Connection(asyncio.Protocol):
     def flush(self) -> None:
         """Write everything queued, in one write; nothing while the transport is paused."""
         self.dirty = False
-        transport, h2 = self._transport, self._h2
+        transport, outflow = self._transport, self.outflow
         if transport is None or self.paused or self.closing:
             return
-        try:
-            output = h2.data_to_send()
-        except NGH2Error as error:
-            self._failed(error)
-            return
+        control = self._control or outflow.waiting
+        if control:
+            try:
+                self._frame_control()
+            except NGH2Error as error:
+                self._failed(error)
+                return
+        output = outflow.take()
         if output:
-            transport.write(output)
-            self._floods.window_updates.give(len(output) // UPDATE_PER_BYTES)
-        events = h2.events()
+            data = b"".join(output)
+            transport.write(data)
+            self._floods.window_updates.give(len(data) // UPDATE_PER_BYTES)
+        if control:
+            self._after_control()
+
+    def _frame_control(self) -> None:
+        """Put nghttp2's output behind the messages before it, then the messages that waited, and their trailers."""
+        h2, outflow = self._h2, self.outflow
+        self._control = False
+        outflow.put(h2.data_to_send())
+        for call in self._opening:
+            call.framed = True
+        self._opening.clear()
+        if outflow.waiting and outflow.pump():
+            outflow.put(h2.data_to_send())
+
+    def _after_control(self) -> None:
+        """Handle what nghttp2 tells about what it sent."""
+        events = self._h2.events()
         if events:
             self._handle(events)
         if self._early:
             self._reset_early()
-        if h2.queued_body_size() and not self._window_spent and not self.closing and h2.remote_window_size <= 0:
+        if self.outflow.waiting and self.outflow.window <= 0 and not self._window_spent and not self.closing:
             self._window_spent = True
             self._block()
 
+    def open_response(self, call: Call, fields: RawHeaders) -> bool:
+        """Queue the headers of a call's response; False if the stream is gone."""
+        self._opening.append(call)
+        return self.send_headers(call.stream_id, fields, end_stream=False)
+
     def send_headers(self, stream_id: int, fields: RawHeaders, *, end_stream: bool) -> bool:
         """Queue response headers; False if the stream is gone."""
+        self._control = True
         try:
             self._h2.send_response(stream_id, fields, end_stream=end_stream)
         except NGH2Error:
@@ -291,7 +323,8 @@ class Connection(asyncio.Protocol):
         return True
 
     def send_trailers(self, stream_id: int, fields: RawHeaders) -> bool:
-        """Queue trailers behind the stream's messages; False if the stream is gone."""
+        """Queue trailers; False if the stream is gone."""
+        self._control = True
         try:
             self._h2.send_trailers(stream_id, fields)
         except NGH2Error:
@@ -305,6 +338,7 @@ class Connection(asyncio.Protocol):
 
     def ping(self) -> None:
         """Ask the client for a sign of life."""
+        self._control = True
         try:
             self._h2.ping(KEEPALIVE_PING)
         except NGH2Error as error:
@@ -312,18 +346,12 @@ class Connection(asyncio.Protocol):
             return
         self.flush()
 
-    def stream_credit(self, stream_id: int) -> int:
-        """Bytes that may be queued before the stream has to wait for the client."""
-        try:
-            return self._h2.stream_remote_window_size(stream_id) - self._h2.queued_body_size(stream_id)
-        except NGH2Error:
-            return 0
-
     def unsent(self) -> int:
         """Bytes the transport holds."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def _reset(self, stream_id: int, code: int) -> None:
+        self._control = True
         try:
             self._h2.reset_stream(stream_id, code)
         except NGH2Error:
@@ -332,7 +360,8 @@ class Connection(asyncio.Protocol):
 
     def _reset_early(self) -> None:
         """Stop clients that still send to a call, once its answer is framed (RFC 9113, section 8.1)."""
-        for stream_id in [s for s in self._early if not self._h2.queued_body_size(s)]:
+        calls = self.calls
+        for stream_id in [s for s in self._early if s not in calls or not calls[s].unsent]:
             self._early.discard(stream_id)
             self._reset(stream_id, ErrorCode.NO_ERROR)
 
@@ -342,17 +371,11 @@ class Connection(asyncio.Protocol):
             for call in self.calls.values():
                 call.block()
 
-    def _block_stuck(self) -> None:
-        """Block the calls whose own window did not take all that was queued."""
-        for stream_id, call in self.calls.items():
-            if not call.blocked and not call.ended and self._h2.queued_body_size(stream_id):
-                call.block()
-
     def _unblock(self) -> None:
         """Let calls send again, unless the connection's window or the transport still holds them back."""
         if self.paused or self.closing:
             return
-        self._window_spent = self._h2.remote_window_size <= 0
+        self._window_spent = self.outflow.window <= 0
         if self.blocked and not self._window_spent:
             self.blocked = False
             for call in list(self.calls.values()):
@@ -384,12 +407,16 @@ class Connection(asyncio.Protocol):
 
     def new_call(self, spec: Method, stream_id: int, metadata: Metadata) -> Call:
         """A call on a stream of this connection."""
+        if not self._initial_window:
+            self._let_trailers_pass(stream_id)
+        return Call(self, spec, stream_id, metadata, self._initial_window)
+
+    def _let_trailers_pass(self, stream_id: int) -> None:
+        """Have nghttp2 think that a stream without a window has one: it sends no more than trailers there."""
         try:
-            self._h2.set_stream_priority(stream_id, INCREMENTAL, ignore_client_signal=True)
-        except NGH2Error:
-            # Reset in the same read; the event follows.
-            log.debug("%s: stream %d was reset at once", self.peer, stream_id)
-        return Call(self, spec, stream_id, metadata, self._send_data, self._initial_window)
+            self._h2.receive_data(WINDOW_UPDATE.pack(0, 4, 8, 0, stream_id, 1))
+        except NGH2Error as error:
+            log.debug("%s: stream %d: %s", self.peer, stream_id, error)
 
     def _on_data(self, event: DataReceived) -> None:
         data, end = event.data, event.end_stream
@@ -416,29 +443,70 @@ class Connection(asyncio.Protocol):
         call = self.calls.pop(event.stream_id, None)
         if call is not None:
             call.cancel(CancelReason.CLIENT)
+            self.outflow.drop(call)
             if call.lingers:
                 self.lingering -= 1
                 self.server.stats.calls_lingering -= 1
         self._early.discard(event.stream_id)
         self._last_call_at = self.heard_at
         if self._goaways == 2 and not self.calls:
+            self._control = True
             self.mark_dirty()
 
-    def _on_window_updated(self, event: WindowUpdated) -> None:
-        self._floods.window_updates.pending += 1
-        call = self.calls.get(event.stream_id)
-        if call is not None and call.blocked and not call.ended:
-            call.refresh()
+    def _grow_windows(self, updates: list[Update]) -> None:
+        """The client lets us send more."""
+        self._floods.window_updates.pending += len(updates)
+        outflow, calls = self.outflow, self.calls
+        for stream_id, increment in updates:
+            if stream_id == 0:
+                outflow.window += increment
+                if outflow.window > MAX_WINDOW:
+                    self._terminate(ErrorCode.FLOW_CONTROL_ERROR)
+                    return
+                continue
+            call = calls.get(stream_id)
+            if call is None:
+                self._update_of_no_call(stream_id, increment)
+                continue
+            call.credit += increment
+            if call.credit > MAX_WINDOW:
+                self.reset(stream_id, "window_overflow", ErrorCode.FLOW_CONTROL_ERROR)
+            elif call.blocked and not call.ended:
+                call.refresh()
+
+    def _update_of_no_call(self, stream_id: int, increment: int) -> None:
+        """nghttp2 knows whether the stream is a closed one, or was never opened, which is an error."""
+        self._control = True
+        try:
+            self._h2.receive_data(WINDOW_UPDATE.pack(0, 4, 8, 0, stream_id, increment))
+        except NGH2Error as error:
+            self._failed(error)
+
+    def _terminate(self, code: int) -> None:
+        """Have nghttp2 end the connection for an error of the client."""
+        self._control = True
+        try:
+            self._h2.terminate_connection(code)
+        except NGH2Error as error:
+            self._failed(error)
 
     def _on_settings(self, event: SettingsReceived) -> None:
         self._floods.settings.pending += 1
         self.settled = True
         window = event.settings.get(Setting.INITIAL_WINDOW_SIZE)
         if window is not None and window != self._initial_window:
-            self._initial_window = window
+            more, self._initial_window = window - self._initial_window, window
+            self.outflow.settle()
             for call in list(self.calls.values()):
+                call.credit += more
+                if call.credit > MAX_WINDOW:
+                    self._terminate(ErrorCode.FLOW_CONTROL_ERROR)
+                    return
+                if not window:
+                    self._let_trailers_pass(call.stream_id)
                 if not call.ended:
                     call.refresh()
+            self.outflow.settle()
 
     def _on_ping(self, event: PingReceived) -> None:
         self._floods.pings.pending += 1
@@ -544,6 +612,7 @@ class Connection(asyncio.Protocol):
         if reason is not None:
             self.server.stats.refusals[reason] += 1
         self._goaways = 1
+        self._control = True
         try:
             self._h2.send_shutdown_notice()
             self._h2.ping(DRAIN_PING)
@@ -558,6 +627,7 @@ class Connection(asyncio.Protocol):
         if self._goaways != 1 or self.closing:
             return
         self._goaways = 2
+        self._control = True
         if self._timer is not None:
             self._timer.cancel()
         try:
@@ -592,7 +662,6 @@ HANDLERS: dict[type[Event], Callable[[Connection, Any], None]] = {
     TrailersReceived: Connection._on_trailers,
     StreamReset: Connection._on_reset,
     StreamClosed: Connection._on_stream_closed,
-    WindowUpdated: Connection._on_window_updated,
     SettingsReceived: Connection._on_settings,
     PingReceived: Connection._on_ping,
     PingAcknowledged: Connection._on_ping_acknowledged,

@@ -22,12 +22,14 @@ class MessageTooLarge(Exception):
     """A message inflates past the limit."""
 
 
+def prefix(size: int) -> bytes:
+    """What goes before an uncompressed message of ``size`` bytes."""
+    return PREFIXES[size] if size < PREFIXED else b"\0" + size.to_bytes(4, "big")
+
+
 def frame(message: bytes) -> bytes:
     """``message`` with its prefix, uncompressed."""
-    size = len(message)
-    if size < PREFIXED:
-        return PREFIXES[size] + message
-    return b"\0" + size.to_bytes(4, "big") + message
+    return prefix(len(message)) + message
 
 
 def frame_gzip(message: bytes) -> bytes:

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from bridge.grpc.fanout import Outlet
 from hypothesis import given
 from hypothesis import strategies as st
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from tokenizers import Tokenizer
 
 from bridge.contracts.vllm_render import PlainSink
-from bridge.grpc.fanout import Outlet
 from bridge.grpc.status import Code
 from bridge.refusal import Refusal
 from bridge.requests import ABORT_HOLD_S, STRANGER_ABORTS_PER_SECOND, Request, RequestTable, Rich, Sequence

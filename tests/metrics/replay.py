@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from bridge.grpc.fanout import Outlet
 
 from bridge.contracts.vllm_render import PlainSink
-from bridge.grpc.fanout import Outlet
 from bridge.metrics import Meters
 from bridge.requests import Request, RequestTable
 from bridge.wire.codec import GenerateCall, Sampling
