@@ -352,6 +352,9 @@ class Engine:
                 self._table.deliver(steps)
             finally:
                 self._flush()
+            for step in steps:
+                # A rank keeps its last step, for the load in it; the deltas go while they are still in the cache.
+                step.outputs = ()
             if meters is not None:
                 meters.rendered(began, len(steps))
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from bridge.grpc.fanout import Outlet
 from hypothesis import given
 from hypothesis import strategies as st
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from tokenizers import Tokenizer
 
 from bridge.contracts.vllm_render import PlainSink
+from bridge.grpc.outflow import Outflow
 from bridge.grpc.status import Code
 from bridge.refusal import Refusal
 from bridge.requests import ABORT_HOLD_S, STRANGER_ABORTS_PER_SECOND, Request, RequestTable, Rich, Sequence
@@ -290,30 +290,32 @@ def test_a_stop_string_cuts_at_its_completing_token_however_tokens_arrive(tokeni
 
 
 class Line:
-    """A call with an outlet: every message in the order in which it was sent, by either way."""
+    """A call and its connection: every message in the order in which it was sent, by either way."""
 
     method = "/x/Generate"
-    errors = (ValueError,)
+    stream_id = 1
     blocked = False
+    framed = True
+    unsent = b""
 
     def __init__(self) -> None:
         self.messages: list[pb.GenerateResponse] = []
         self.direct = 0
         self.finished = 0
+        self.credit = 1 << 30
+        self.outflow = Outflow(self._sent)
 
-    @property
-    def outlet(self) -> Outlet:
-        return Outlet(self.send_direct, 1, self)  # type: ignore[arg-type]
-
-    def send_direct(self, stream_id: int, framed: bytes) -> None:
-        self.direct += 1
-        self.send(framed[5:])
+    def _sent(self) -> None:
+        data = b"".join(self.outflow.take())
+        while data:
+            size = int.from_bytes(data[:3], "big")
+            assert data[3:9] == bytes((0, 0, 0, 0, 0, self.stream_id))
+            self.direct += 1
+            self.send(data[14 : 9 + size])
+            data = data[9 + size :]
 
     def send(self, message: bytes) -> None:
         self.messages.append(pb.GenerateResponse.FromString(message))
-
-    def mark_dirty(self) -> None:
-        """Nothing is flushed here."""
 
     def finish(self) -> None:
         self.finished += 1

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import re
 import shutil
@@ -16,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from bridge.grpc.fanout import Outlet
 
 from bridge.contracts.vllm_render import PlainSink
+from bridge.grpc.outflow import Outflow
 from bridge.metrics import Meters
 from bridge.requests import Request, RequestTable
 from bridge.wire.codec import GenerateCall, Sampling
@@ -28,21 +27,22 @@ STREAMS = 64
 RANK = b"\0\0"
 
 
-class Wire:
-    """The connection of every call."""
-
-    errors = (OSError,)
-
-    def mark_dirty(self) -> None:
-        """Nothing is written here."""
-
-
 class Call:
     """Takes rendered messages and drops them, at the least cost there can be."""
 
-    blocked = False
-    outlet = Outlet(operator.is_, 1, Wire())  # type: ignore[arg-type]  # is_ takes two of anything
     method = "/package.Service/Generate"
+    stream_id = 1
+    blocked = False
+    framed = True
+    unsent = b""
+
+    def __init__(self) -> None:
+        self.credit = 1 << 60
+        self.outflow = Outflow(self._drop)
+        self.outflow.window = 1 << 60
+
+    def _drop(self) -> None:
+        self.outflow.take()
 
     def send(self, message: bytes) -> None:
         """A socket would be here."""
