@@ -15,7 +15,8 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol, cast
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
 
 from bridge.grpc.call import Call
 from bridge.grpc.outflow import Flight, Outflow
@@ -250,10 +251,8 @@ class Express(NamedTuple):
         """Where the token's chunk goes, and the chunk."""
         output_ids, lead, link, outflow, _ = self
         output_ids.append(token)
-        if link is None:
-            return outflow, lead + padded((token,))[0]
         id_, count = padded((token, len(output_ids)))
-        return outflow, b"".join((lead, id_, link, count))
+        return outflow, chunk(lead, id_, link, count)
 
 
 Watched = tuple[Sequence, StopMatcher, Express]
@@ -480,12 +479,13 @@ class RequestTable:
         except OverflowError:
             return outputs
         deque(map(array.append, output_ids, tokens), maxlen=0)
-        chunks = chunks_of(leads, ids, links, output_ids)
-        outflow = outflows[0]
-        if outflows.count(outflow) == len(outflows):
-            outflow.express(b"".join(chunks), len(rows))
+        outflow, link = outflows[0], links[0]
+        alike = outflows.count(outflow) == len(rows) == links.count(link)
+        columns = [leads, ids] if alike and link is None else [leads, ids, links, padded(map(len, output_ids))]
+        if alike:
+            outflow.express(b"".join(chain.from_iterable(zip(*columns, strict=True))), len(rows))
         else:
-            express_each(zip(outflows, chunks, strict=True))
+            express_each(zip(outflows, map(chunk, *columns), strict=True))
         if len(pairs) == len(found):
             return ()
         return [
@@ -844,20 +844,9 @@ class RequestTable:
             self._send_abort(rank, [wire_id])
 
 
-def chunks_of(
-    leads: Iterable[bytes], ids: list[bytes], links: tuple[bytes | None, ...], output_ids: Iterable[array[int]]
-) -> list[bytes]:
-    """One chunk of each sequence, by the columns of `Express`; `output_ids` have the new tokens."""
-    if None not in links:
-        rows = zip(leads, ids, cast(tuple[bytes, ...], links), padded(map(len, output_ids)), strict=True)
-        return list(map(b"".join, rows))
-    if links.count(None) == len(links):
-        return [lead + id_ for lead, id_ in zip(leads, ids, strict=True)]
-    counts = padded(map(len, output_ids))
-    return [
-        lead + id_ if link is None else b"".join((lead, id_, link, count))
-        for lead, id_, link, count in zip(leads, ids, links, counts, strict=True)
-    ]
+def chunk(lead: bytes, id_: bytes, link: bytes | None, count: bytes) -> bytes:
+    """The frame of one chunk."""
+    return lead + id_ if link is None else b"".join((lead, id_, link, count))
 
 
 def express_each(chunks: Iterable[tuple[Outflow, bytes]]) -> None:
