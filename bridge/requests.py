@@ -45,7 +45,7 @@ STRANGER_ABORTS_PER_SECOND = 16
 CANCELLED = "cancelled"
 """How a sequence ended whose client went away: nothing was rendered for it."""
 
-FEW = 32
+FEW = 8
 """Deltas of a step from which on columns are cheaper than a loop."""
 
 ABORT_HOLD_S = 30.0

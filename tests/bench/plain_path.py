@@ -37,13 +37,10 @@ class Call:
     framed = True
     unsent = b""
 
-    def __init__(self) -> None:
-        self.credit = 1 << 60
-        self.outflow = Outflow(self._drop)
-        self.outflow.window = 1 << 60
+    credit = 1 << 60
 
-    def _drop(self) -> None:
-        self.outflow.take()
+    def __init__(self, outflow: Outflow) -> None:
+        self.outflow = outflow
 
     def send(self, message: bytes) -> None:
         """A socket would be here."""
@@ -77,8 +74,10 @@ def replay(kind: type[RequestTable], steps: int) -> None:
     """Send `steps` messages of `STREAMS` deltas through a table."""
     codec = codec_for("vllm", {"vllm_version": "0.32.0"}, {}, 1)
     table = kind(codec, lambda rank, frames: None, "1.1", max_in_flight=STREAMS, call_later=lambda delay, call: None)
+    outflow = Outflow(lambda: None)
+    outflow.window = 1 << 60
     for number in range(STREAMS):
-        call: Any = Call()
+        call: Any = Call(outflow)
         request = Request(str(number), [1] * 128, call, PlainSink(call, 128), stream=True, arrived=0.0)
         sampling = Sampling(max_tokens=steps + 1)
         add = GenerateCall(wire_id="", prompt_token_ids=[1] * 128, sampling=sampling, arrival_time=0.0)
@@ -87,6 +86,7 @@ def replay(kind: type[RequestTable], steps: int) -> None:
         outputs = [[f"1.1.{stream + 1:x}", [number + 5], *[None] * 16] for stream in range(STREAMS)]
         frame = msgspec.msgpack.encode([0, outputs, None, 0.0, None, None, None, None, "default"])
         table.deliver([codec.step([frame])])
+        outflow.take()
 
 
 def instructions(kind: str, steps: int) -> int:

@@ -36,13 +36,10 @@ class Call:
     framed = True
     unsent = b""
 
-    def __init__(self) -> None:
-        self.credit = 1 << 60
-        self.outflow = Outflow(self._drop)
-        self.outflow.window = 1 << 60
+    credit = 1 << 60
 
-    def _drop(self) -> None:
-        self.outflow.take()
+    def __init__(self, outflow: Outflow) -> None:
+        self.outflow = outflow
 
     def send(self, message: bytes) -> None:
         """A socket would be here."""
@@ -62,8 +59,10 @@ def replay(meters: Meters | None, steps: int) -> None:
         call_later=lambda delay, call: None,
         meters=meters,
     )
+    outflow = Outflow(lambda: None)
+    outflow.window = 1 << 60
     for number in range(STREAMS):
-        call: Any = Call()
+        call: Any = Call(outflow)
         request = Request(str(number), [1] * 128, call, PlainSink(call, 128), stream=True, arrived=0.0)
         sampling = Sampling(max_tokens=steps + 1)
         add = GenerateCall(wire_id="", prompt_token_ids=[1] * 128, sampling=sampling, arrival_time=0.0)
@@ -77,6 +76,7 @@ def replay(meters: Meters | None, steps: int) -> None:
         step = codec.step([frame])
         began = 0.0 if meters is None else meters.clock()
         table.deliver([step])
+        outflow.take()
         if meters is not None:
             meters.rendered(began, 1)
     assert steps == 0 or len(table) == 0
