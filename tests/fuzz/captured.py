@@ -96,8 +96,7 @@ class Captured:
 
     async def __aenter__(self) -> Captured:
         addresses = slot_addresses(self._folder, SLOT)
-        self._zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        slot = Slot(self._zmq, SLOT, *addresses)
+        slot = Slot(SLOT, *addresses)
         facts = self._facts
         ready = {
             "vllm_version": facts.engine_version,
@@ -133,4 +132,3 @@ class Captured:
     ) -> None:
         await self.front_end.close()
         self.peer.stop()
-        self._zmq.destroy(0)
