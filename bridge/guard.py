@@ -148,6 +148,10 @@ class Guard:
 
         `called` has the contract's own names of fields where they differ.
         """
+        return self.check_values(self.check_prompt(prompt), ask, called)
+
+    def check_prompt(self, prompt: Sequence[int]) -> int:
+        """Tokens of output that fit behind a prompt; raises `Refusal` for one that cannot be sent."""
         if not self._facts.is_generation:
             raise Refusal(Code.FAILED_PRECONDITION, f"{self._facts.served_model_name} embeds; it does not generate")
         room = self.room(len(prompt))
@@ -155,6 +159,13 @@ class Guard:
             self._check_ids("input_ids", prompt)
         elif prompt.checked_by is not self:
             self._check_ids("input_ids", prompt[:])
+        return room
+
+    def check_values(self, room: int, ask: Ask, called: Mapping[str, str] = {}) -> Sampling:
+        """The values to send where `room` tokens of output fit.
+
+        As long as what `ask.max_tokens` asks for fits, they are the same for every room.
+        """
         asked_max_tokens = ask.max_tokens
         if asked_max_tokens is not None:
             ask.max_tokens = min(asked_max_tokens, room)
