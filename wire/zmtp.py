@@ -2,7 +2,7 @@
 
 libzmq reads in a thread of its own and wakes ours through an eventfd: fourteen system calls and two threads for a step
 of one token. Read on the loop's thread it is three calls, and that thread is woken once. Sent by libzmq, a request costs
-20 us in two threads; written on the loop's thread, 5.
+20 us of CPU in two threads; written on the loop's thread, 3.
 
 ZMTP 3.0 with the NULL mechanism (rfc.zeromq.org/spec/23), which libzmq 4.x speaks with such a peer; checked against libzmq
 4.3.5: greetings cross, then a READY command each way, then messages. A peer may send PING (ZMQ_HEARTBEAT_IVL).
