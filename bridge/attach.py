@@ -75,7 +75,7 @@ class _Attached:
         except zmq.ZMQError as error:
             raise UsageError(f"cannot bind the handshake address {address}: {error}") from None
         try:
-            slot = Slot(context, 0, *state.slot(0))
+            slot = Slot(0, *state.slot(0))
         except LinkError as error:
             raise UsageError(str(error)) from None
         tame_collector()
@@ -93,9 +93,7 @@ class _Attached:
         )
         self._server, self._slot, self._front_end = server, slot, front_end
         loop.add_reader(server.fd, self._on_handshake)
-        loop.add_reader(slot.input_fd, self._on_ready_map)
-        self._disconnections = slot.disconnections()
-        loop.add_reader(int(self._disconnections.getsockopt(zmq.FD)), self._on_disconnect)
+        loop.add_reader(slot.input_fd, self._on_input)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end, EXIT_REQUESTED, "a signal asked for the stop")
         for one in (listener, admin):
@@ -103,14 +101,11 @@ class _Attached:
                 await front_end.listen(one.kind, one.socket)
         log.info("serving gRPC on %s; waiting for the engine on %s", listener.address, server.address)
         self._on_handshake()
-        self._on_disconnect()
         code, reason = await ended
         log.info("stopping: %s", reason)
         operations.stopping(reason)
         await front_end.drain(values["drain_secs"] if code == EXIT_REQUESTED else 0.0)
         loop.remove_reader(server.fd)
-        loop.remove_reader(slot.input_fd)
-        loop.remove_reader(int(self._disconnections.getsockopt(zmq.FD)))
         server.close()
         await front_end.close()
         operations.close()
@@ -138,20 +133,14 @@ class _Attached:
                 return
         self._advance()
 
-    def _on_ready_map(self) -> None:
+    def _on_input(self) -> None:
         while (received := self._slot.receive_ready()) is not None:
             try:
                 self._handshake.receive_ready_map(*received)
             except HandshakeError as error:
                 log.warning("ignored on the input socket: %s", error)
         self._advance()
-
-    def _on_disconnect(self) -> None:
-        gone = False
-        while self._disconnections.poll(0):
-            self._disconnections.recv_multipart(zmq.NOBLOCK)
-            gone = True
-        if gone and self._handshake.done:
+        if self._slot.take_gone() and self._handshake.done:
             self._front_end.engine_down("it closed its connection")
             self._end(EXIT_UNREQUESTED, "the engine closed its connection")
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import uvloop
-import zmq
 
 from bridge.companion import CompanionGrammar, Latch
 from bridge.contracts.catalog import service
@@ -80,6 +79,7 @@ class FrontEnd:
             ledger=ledger,
             meters=self._meters,
         )
+        asyncio.get_running_loop().add_reader(slot.input_fd, slot.service)
         self.context = Context(self.engine)
         if grammar is not None:
             self.context.grammar = grammar
@@ -168,6 +168,7 @@ class FrontEnd:
     async def close(self) -> None:
         for server in self._servers.values():
             await server.close()
+        asyncio.get_running_loop().remove_reader(self.engine.slot.input_fd)
         self.engine.close()
 
 
@@ -185,9 +186,8 @@ async def _serve(control_fd: int) -> int:
         return 1
     configure(start.options.get("log_level", "info"), start.options.get("log_format", "text"))
     tame_collector()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
-        slot = Slot(context, start.slot, start.input_address, start.output_address)
+        slot = Slot(start.slot, start.input_address, start.output_address)
     except LinkError as error:
         channel.send(Fatal(reason=str(error)))
         channel.close()

@@ -7,13 +7,16 @@ fill in is filled in here.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Protocol
 
 import msgspec
 
 from bridge.grpc.status import Code
+from bridge.prompt import LONG, LongPrompt, encode_long
 from bridge.refusal import Refusal, invalid, unsupported
 from bridge.wire.codec import Sampling
 from bridge.wire.companion import Facts
@@ -81,6 +84,7 @@ class Guard:
         self._greedy_samples_differ = rules.GREEDY_SAMPLES_DIFFER
         self._vocab_size = facts.vocab_size
         self._valid_ids = list[Annotated[int, msgspec.Meta(ge=0, lt=facts.vocab_size)]]
+        self._turn = asyncio.Lock()
         self.max_model_len = max_model_len
         self._eos = [token for token in facts.eos_token_ids if 0 <= token < facts.vocab_size]
         self._defaults = self._checked_defaults(facts.default_sampling)
@@ -98,32 +102,70 @@ class Guard:
                 log.warning("the model's default %s is %r, which the engine refuses; it is not used", name, value)
         return checked
 
-    def truncate(self, prompt: Sequence[int], limit: int) -> Sequence[int]:
-        """The last `limit` tokens of a prompt; -1 keeps what leaves room for one output token."""
-        most = self.max_model_len - 1
+    def is_long(self, tokens: int, limit: int | None) -> bool:
+        """Whether what `limit` leaves of a prompt of so many tokens takes `long_prompt`, or is refused by it."""
+        return tokens > LONG and (limit is None or not 1 <= limit <= LONG)
+
+    def prompt(self, ids: Sequence[int], limit: int | None) -> list[int]:
+        """The last `limit` ids, all if it is None; raises `Refusal` for too many before they are a list."""
+        kept = ids[self._start(len(ids), limit) :]  # a quarter faster than list(ids)
+        return kept if isinstance(kept, list) else list(kept)
+
+    async def any_prompt(self, ids: Sequence[int], limit: int | None) -> Sequence[int]:
+        """`prompt` or `long_prompt`."""
+        return await self.long_prompt(ids, limit) if self.is_long(len(ids), limit) else self.prompt(ids, limit)
+
+    async def long_prompt(self, ids: Sequence[int], limit: int | None) -> LongPrompt:
+        """As `prompt`, checked and encoded in pieces; one prompt after the other, so that a turn has one piece."""
+        start = self._start(len(ids), limit)
+        async with self._turn:
+            encoded = await encode_long(ids, start, partial(self._check_ids, "input_ids"))
+        return LongPrompt(ids, start, encoded, self)
+
+    def _start(self, tokens: int, limit: int | None) -> int:
+        """Where the part of a prompt that `limit` keeps begins; -1 keeps what leaves room for one output token."""
+        if limit is None:
+            self.room(tokens)
+            return 0
         if limit != -1 and not 1 <= limit <= self.max_model_len:
             raise invalid("truncate_prompt_tokens", limit, f"-1 or from 1 to {self.max_model_len}")
-        return prompt[-(most if limit == -1 else limit) :]
+        return max(0, tokens - (self.max_model_len - 1 if limit == -1 else limit))
 
-    def check_embed(self, prompt: Sequence[int]) -> list[int]:
+    async def check_embed(self, prompt: Sequence[int]) -> Sequence[int]:
         """The prompt; raises `Refusal` unless the model embeds and the prompt fits it."""
         if self._facts.is_generation:
             raise Refusal(Code.FAILED_PRECONDITION, f"{self._facts.served_model_name} generates; it does not embed")
         if not 1 <= len(prompt) <= self.max_model_len:
             raise invalid("the number of input_ids", len(prompt), f"from 1 to {self.max_model_len}")
+        if len(prompt) > LONG:
+            return await self.long_prompt(prompt, len(prompt))
         ids = list(prompt)
         self._check_ids("input_ids", ids)
         return ids
 
-    def check(self, prompt: list[int], ask: Ask, called: Mapping[str, str] = {}) -> Sampling:
+    def check(self, prompt: Sequence[int], ask: Ask, called: Mapping[str, str] = {}) -> Sampling:
         """The values to send for a prompt of token ids; raises `Refusal` naming the field, the value and the limit.
 
         `called` has the contract's own names of fields where they differ.
         """
+        return self.check_values(self.check_prompt(prompt), ask, called)
+
+    def check_prompt(self, prompt: Sequence[int]) -> int:
+        """Tokens of output that fit behind a prompt; raises `Refusal` for one that cannot be sent."""
         if not self._facts.is_generation:
             raise Refusal(Code.FAILED_PRECONDITION, f"{self._facts.served_model_name} embeds; it does not generate")
         room = self.room(len(prompt))
-        self._check_ids("input_ids", prompt)
+        if not isinstance(prompt, LongPrompt):
+            self._check_ids("input_ids", prompt)
+        elif prompt.checked_by is not self:
+            self._check_ids("input_ids", prompt[:])
+        return room
+
+    def check_values(self, room: int, ask: Ask, called: Mapping[str, str] = {}) -> Sampling:
+        """The values to send where `room` tokens of output fit.
+
+        As long as what `ask.max_tokens` asks for fits, they are the same for every room.
+        """
         asked_max_tokens = ask.max_tokens
         if asked_max_tokens is not None:
             ask.max_tokens = min(asked_max_tokens, room)
@@ -200,9 +242,10 @@ class Guard:
             )
         return room
 
-    def _check_ids(self, field: str, ids: list[int]) -> None:
+    def _check_ids(self, field: str, ids: Sequence[int], first: int = 0) -> None:
+        """`first` is the position of the first of `ids` in the field."""
         try:
             msgspec.convert(ids, self._valid_ids)  # a third of what max() and min() take
         except msgspec.ValidationError:
-            wrong = next(token for token in ids if not 0 <= token < self._vocab_size)
-            raise invalid(f"{field}[{ids.index(wrong)}]", wrong, f"a token id below {self._vocab_size}") from None
+            at, wrong = next((at, token) for at, token in enumerate(ids, first) if not 0 <= token < self._vocab_size)
+            raise invalid(f"{field}[{at}]", wrong, f"a token id below {self._vocab_size}") from None

@@ -78,7 +78,7 @@ class EngineLink:
         try:
             self._pairs = [state.slot(index) for index in SLOTS]
             for index in (OWN_SLOT, SPARE_SLOT):
-                self._slots[index] = Slot(self._context, index, *self._pairs[index])
+                self._slots[index] = Slot(index, *self._pairs[index])
         except LinkError as error:
             self.close()
             raise UsageError(str(error)) from None
@@ -150,7 +150,7 @@ class EngineLink:
     def reclaim(self, index: int) -> None:
         """Bind a slot whose front end is gone, and drain it; raises `LinkError` while somebody holds it."""
         if index not in self._slots:
-            self._slots[index] = Slot(self._context, index, *self._pairs[index])
+            self._slots[index] = Slot(index, *self._pairs[index])
             self._drain(self._slots[index])
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The link's sockets: slots (an input ROUTER and an output PULL over ipc) in a private folder.
 
-The engine dials; the bridge binds. Send and receive never block. Inputs go through libzmq, outputs are read without it
-(`pull`). Outputs must always be drained: back-pressure is per gRPC stream, never on the engine's socket.
+The engine dials; the bridge binds. Send and receive never block, and are done without libzmq (`router`, `pull`).
+Outputs must always be drained: back-pressure is per gRPC stream, never on the engine's socket.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import os
 import stat
 from pathlib import Path
 
-import zmq
-
 from bridge.wire.codec import Frames
 from bridge.wire.pull import PullSocket
+from bridge.wire.router import RouterSocket
 
 MAX_IPC_PATH = 107
 """Bytes of an ipc path that fit `sockaddr_un` (Linux), so libzmq's limit too."""
@@ -50,71 +49,62 @@ def slot_addresses(folder: Path, index: int) -> tuple[str, str]:
 class Slot:
     """One input/output socket pair of a link, bound and locked.
 
-    A lock file beside each pair is held for the slot's life, because libzmq lets a second bind steal a live ipc path.
+    A lock file beside each pair is held for the slot's life, because a second bind would take a live path over.
     """
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], index: int, input_address: str, output_address: str
-    ) -> None:
+    def __init__(self, index: int, input_address: str, output_address: str) -> None:
         """Bind both sockets; raises `LinkError` when another process holds the slot."""
         self.index = index
         self.input_address = input_address
         self.output_address = output_address
         self._lock = _lock(input_address)
-        self._input: zmq.Socket[bytes] | None = None
+        self._input: RouterSocket | None = None
         self._output: PullSocket | None = None
         try:
-            self._input = context.socket(zmq.ROUTER)
-            self._input.setsockopt(zmq.ROUTER_MANDATORY, 1)
-            # An engine that is started again may dial before this socket has seen the end of the last one.
-            self._input.setsockopt(zmq.ROUTER_HANDOVER, 1)
-            self._input.setsockopt(zmq.SNDHWM, 0)
-            self._input.setsockopt(zmq.RCVHWM, 0)
-            self._input.setsockopt(zmq.LINGER, 0)
             _unlink_stale(input_address)
-            self._input.bind(input_address)
+            self._input = RouterSocket(_path(input_address))
             _unlink_stale(output_address)
             self._output = PullSocket(_path(output_address))
-        except (OSError, zmq.ZMQError) as error:
+        except OSError as error:
             self.close()
             raise LinkError(f"slot {index} cannot bind {input_address}: {error}") from None
         except BaseException:
             self.close()
             raise
-        self._send = self._input.send_multipart
+        self._send = self._input.send
+        self._arrived, self._gone = self._input.messages, self._input.gone
+        self.service = self._input.service
+        """Do what waits on the input socket; to be called whenever `input_fd` is readable."""
         self.receive = self._output.receive
         """The frames of the next output message, or None when none waits."""
         self.output_fd = self._output.fd
-        self.input_fd = int(self._input.getsockopt(zmq.FD))
+        self.input_fd = self._input.fd
 
     def send(self, identity: bytes, frames: Frames) -> None:
         """Queue one message to a rank; raises `LinkError` when that rank has no connection to this slot."""
-        try:
-            self._send([identity, *frames], zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            raise LinkError(f"rank {identity.hex()} is not connected to slot {self.index}: {error}") from None
+        if not self._send(identity, frames):
+            raise LinkError(f"rank {identity.hex()} is not connected to slot {self.index}")
 
     def receive_ready(self) -> tuple[bytes, bytes] | None:
         """The next (identity, ready map) from the input socket, or None. Other shapes are dropped."""
-        assert self._input is not None
-        while True:
-            try:
-                frames = self._input.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return None
-            if len(frames) == 2:
-                return frames[0], frames[1]
+        self.service()
+        while self._arrived:
+            identity, frames = self._arrived.popleft()
+            if len(frames) == 1:
+                return identity, frames[0]
+        return None
 
-    def disconnections(self) -> zmq.Socket[bytes]:
-        """A socket that gets a message whenever a peer of the input socket goes away; its FD is edge-triggered."""
-        assert self._input is not None
-        return self._input.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    def take_gone(self) -> list[bytes]:
+        """The ranks whose connection to the input socket has ended since the last call."""
+        self.service()
+        gone = list(self._gone)
+        self._gone.clear()
+        return gone
 
     def close(self) -> None:
         """Close both sockets and release the lock. The socket files stay for the next holder to take over."""
         if self._input is not None:
-            self._input.disable_monitor()
-            self._input.close(0)
+            self._input.close()
             self._input = None
         if self._output is not None:
             self._output.close()

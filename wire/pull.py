@@ -7,7 +7,7 @@ import selectors
 import socket
 from collections import deque
 
-from bridge.wire.zmtp import PullPeer, ZmtpError
+from bridge.wire.zmtp import Peer, ZmtpError
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ class PullSocket:
         """Bind and listen; raises OSError."""
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._peers: dict[socket.socket, PullPeer] = {}
+        self._peers: dict[socket.socket, Peer] = {}
         self._messages: deque[list[bytes]] = deque()
         self._dry = False
         try:
@@ -64,7 +64,7 @@ class PullSocket:
             self._accept()
         return bool(self._messages)
 
-    def _read(self, connection: socket.socket, peer: PullPeer) -> None:
+    def _read(self, connection: socket.socket, peer: Peer) -> None:
         room = peer.room()
         try:
             count = connection.recv_into(room)
@@ -89,7 +89,7 @@ class PullSocket:
             except BlockingIOError:
                 return
             connection.setblocking(False)
-            peer = PullPeer(self._messages)
+            peer = Peer(self._messages, b"PULL", b"PUSH")
             try:
                 connection.send(peer.replies)
             except OSError as error:

@@ -6,7 +6,6 @@ sampling values are settled.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +18,10 @@ from bridge.contracts import amounts
 from bridge.contracts.amounts import at_most
 from bridge.contracts.context import Context
 from bridge.grpc.call import Call
-from bridge.grpc.status import CancelReason, Code, GrpcError
+from bridge.grpc.service import Rest
+from bridge.grpc.status import Code
 from bridge.guard import Ask
+from bridge.prompt import kept_ids, wire_ids
 from bridge.refusal import Refusal, invalid
 from bridge.requests import EngineCall, Request, Rich, Sink
 from bridge.wire.codec import Adapter, Constraint, GenerateCall, Sampling
@@ -40,7 +41,7 @@ class Wanted:
 
     request_id: str
     ask: Ask
-    answer: Callable[[list[int], Sampling], Answer]
+    answer: Callable[[Sequence[int], Sampling], Answer]
     stream: bool
     ids: Sequence[int] = ()
     text: str | None = None
@@ -64,52 +65,33 @@ class Admission:
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    def submit(self, wanted: Wanted, call: Call) -> None:
-        """Admit now, or as soon as what cannot be done on the loop is done; raises `Refusal`."""
+    def submit(self, wanted: Wanted, call: Call) -> Rest | None:
+        """Admit now, or return what will do so once all is done that cannot be done at once; both raise `Refusal`."""
         context, ask = self._context, wanted.ask
         context.engine.table  # noqa: B018  (refuses unless up)
         at_most("request_id", wanted.request_id, amounts.REQUEST_ID_CHARACTERS, "characters")
         call.request_id = wanted.request_id
-        call.request_id = wanted.request_id
         at_most("stop", ask.stop, amounts.STOP_STRINGS, "strings")
         missing_tokenizer = (wanted.text_out or ask.stop) and context.text.loaded is None
         if wanted.text is not None or missing_tokenizer or wanted.constraint is not None:
-            task = asyncio.ensure_future(self._prepare(wanted, call))
-            call.on_cancel = partial(_cancel_task, task)
-        else:
-            self._admit(wanted, call, self._kept(ask, wanted.ids), None)
+            return partial(self._prepare, wanted, call)
+        if context.guard.is_long(len(wanted.ids), ask.truncate_prompt_tokens):
+            return partial(self._prepare, wanted, call)
+        self._admit(wanted, call, context.guard.prompt(wanted.ids, ask.truncate_prompt_tokens), None)
+        return None
 
     async def _prepare(self, wanted: Wanted, call: Call) -> None:
-        """Tokenize, read the tokenizer, validate a constraint."""
-        context = self._context
-        try:
-            if wanted.text is None:
-                ids = self._kept(wanted.ask, wanted.ids)
-            else:
-                limit = amounts.CHARACTERS_PER_TOKEN * context.guard.max_model_len
-                at_most("text", wanted.text, limit, "characters")
-                ids = self._kept(wanted.ask, await context.text.encode(wanted.text))
-            if wanted.text_out or wanted.ask.stop:
-                await context.text.tokenizer()
-            constraint = await self._constraint(wanted.constraint)
-            call.on_cancel = None
-            self._admit(wanted, call, ids, constraint)
-        except GrpcError as error:
-            call.fail(error)
-        except Exception:
-            call.finish(Code.INTERNAL, "the request could not be submitted; see the bridge's log")
-            raise
-        finally:
-            call.connection.flush()
-
-    def _kept(self, ask: Ask, ids: Sequence[int]) -> list[int]:
-        """The prompt as a list, cut where that was asked for; raises `Refusal` for too many ids before they are one."""
-        guard = self._context.guard
-        if ask.truncate_prompt_tokens is not None:
-            return list(guard.truncate(ids, ask.truncate_prompt_tokens))
-        guard.room(len(ids))
-        whole: list[int] = ids[:]  # type: ignore[assignment]  # a quarter faster than list(ids)
-        return whole
+        """Tokenize, make a long prompt ready, read the tokenizer, validate a constraint."""
+        context, ids = self._context, wanted.ids
+        if wanted.text is not None:
+            limit = amounts.CHARACTERS_PER_TOKEN * context.guard.max_model_len
+            at_most("text", wanted.text, limit, "characters")
+            ids = await context.text.encode(wanted.text)
+        prompt = await context.guard.any_prompt(ids, wanted.ask.truncate_prompt_tokens)
+        if wanted.text_out or wanted.ask.stop:
+            await context.text.tokenizer()
+        constraint = await self._constraint(wanted.constraint)
+        self._admit(wanted, call, prompt, constraint)
 
     async def _constraint(self, wanted: tuple[str, Any] | None) -> Constraint | None:
         if wanted is None:
@@ -121,7 +103,7 @@ class Admission:
             at_most(kind, value, amounts.CONSTRAINT_CHARACTERS, "characters")
         return await self._context.grammar.prepare(kind, value)
 
-    def _admit(self, wanted: Wanted, call: Call, ids: list[int], constraint: Constraint | None) -> None:
+    def _admit(self, wanted: Wanted, call: Call, ids: Sequence[int], constraint: Constraint | None) -> None:
         engine, ask = self._context.engine, wanted.ask
         sampling = self._context.guard.check(ids, ask)
         sampling.constraint = constraint
@@ -136,7 +118,7 @@ class Admission:
         transfer = wanted.transfer
         request = Request(
             wanted.request_id,
-            ids,
+            kept_ids(ids, wanted.keep_prompt),
             call,
             sink,
             stream=wanted.stream,
@@ -146,10 +128,12 @@ class Admission:
             keep_prompt=wanted.keep_prompt,
             receiving=transfer is not None and bool(transfer.get("do_remote_prefill")),
         )
+        samples = ask.n or 1
+        sent = wire_ids(ids, samples)
         calls: list[EngineCall] = [
             GenerateCall(
                 wire_id="",
-                prompt_token_ids=ids,
+                prompt_token_ids=sent,
                 sampling=sample_of(sampling, index),
                 arrival_time=wanted.arrived,
                 priority=ask.priority or 0,
@@ -159,7 +143,7 @@ class Admission:
                 transfer_params=transfer,
                 stream=wanted.stream,
             )
-            for index in range(ask.n or 1)
+            for index in range(samples)
         ]
         engine.submit(request, rank, calls, rich)
         table = engine.table
@@ -186,7 +170,3 @@ def whole_numbers(value: Any, depth: int = 0) -> Any:
     if isinstance(value, list):
         return [whole_numbers(one, depth + 1) for one in value]
     return value
-
-
-def _cancel_task(task: asyncio.Future[None], reason: CancelReason) -> None:
-    task.cancel()

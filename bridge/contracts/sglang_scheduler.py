@@ -16,7 +16,7 @@ import json
 import math
 import os
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -44,8 +44,9 @@ from bridge.contracts.sglang_request import (
 from bridge.contracts.vllm_render import EmbedSink
 from bridge.engine import State
 from bridge.grpc.call import Call
-from bridge.grpc.service import Method
+from bridge.grpc.service import Method, Rest
 from bridge.grpc.status import Code
+from bridge.prompt import kept_ids, wire_ids
 from bridge.refusal import Refusal, invalid, unsupported
 from bridge.requests import EngineCall, Request, Rich
 from bridge.wire.codec import EmbedCall, GenerateCall, Reply
@@ -92,14 +93,24 @@ class SglangScheduler:
 
     # -- generation --------------------------------------------------------------------------------------------------
 
-    def generate(self, message: pb.GenerateRequest, call: Call) -> None:
+    def generate(self, message: pb.GenerateRequest, call: Call) -> Rest | None:
         arrived, engine, guard = time.time(), self._engine, self._context.guard
         engine.table  # noqa: B018  (refuses unless up)
         call.request_id = message.request_id
         refuse_excess(message)
         self._refuse_unsupported(message)
-        guard.room(len(message.tokenized.input_ids))
-        ids: list[int] = message.tokenized.input_ids[:]
+        given = message.tokenized.input_ids
+        if guard.is_long(len(given), None):
+            return partial(self._prepare, message, call, arrived)
+        self._submit(message, call, guard.prompt(given, None), arrived)
+        return None
+
+    async def _prepare(self, message: pb.GenerateRequest, call: Call, arrived: float) -> None:
+        prompt = await self._context.guard.long_prompt(message.tokenized.input_ids, None)
+        self._submit(message, call, prompt, arrived)
+
+    def _submit(self, message: pb.GenerateRequest, call: Call, ids: Sequence[int], arrived: float) -> None:
+        engine, guard = self._engine, self._context.guard
         start = prompt_logprobs_start(message, len(ids))
         ask = ask_of(message, start)
         sampling = guard.check(ids, ask, CALLED)
@@ -112,7 +123,7 @@ class SglangScheduler:
         kind = PlainSink if rich is None and samples == 1 else RichSink
         request = Request(
             message.request_id,
-            ids,
+            kept_ids(ids, keep=False),
             call,
             kind(call, message.request_id, len(ids)),
             stream=message.stream,
@@ -121,11 +132,12 @@ class SglangScheduler:
             receiving=native.transfer is not None and self._mode() == "decode",
         )
         if start != NO_PROMPT_LOGPROBS:
-            request.prompt_ids = ids[start:]
+            request.prompt_ids = list(ids[start:])
+        sent = wire_ids(ids, samples)
         calls: list[EngineCall] = [
             GenerateCall(
                 wire_id="",
-                prompt_token_ids=ids,
+                prompt_token_ids=sent,
                 sampling=sampling,
                 arrival_time=arrived,
                 stream=message.stream,
@@ -207,7 +219,7 @@ class SglangScheduler:
             raise unsupported("mm_inputs", "set", "media inputs are not supported; send token ids only")
         if message.texts:
             raise unsupported("texts", f"{len(message.texts)} texts", "send the pair as token ids")
-        ids = self._context.guard.check_embed(message.tokenized.input_ids)
+        ids = await self._context.guard.check_embed(message.tokenized.input_ids)
         types = list(message.token_type_ids) or None
         if types is not None and len(types) != len(ids):
             raise invalid("the number of token_type_ids", len(types), f"{len(ids)}, one a token")
@@ -216,10 +228,10 @@ class SglangScheduler:
         else:
             rank = engine.choose_rank()
         sink = EmbedSink()
-        request = Request(message.request_id, ids, call, sink, stream=False, arrived=arrived)
+        request = Request(message.request_id, kept_ids(ids, keep=False), call, sink, stream=False, arrived=arrived)
         asked = EmbedCall(
             wire_id="",
-            prompt_token_ids=ids,
+            prompt_token_ids=wire_ids(ids),
             arrival_time=arrived,
             activation=engine.facts.embed_activation,
             native=EmbedNative(token_type_ids=types),

@@ -30,10 +30,11 @@ from bridge.contracts.context import Context
 from bridge.contracts.vllm_render import EmbedSink, PlainSink, RichSink
 from bridge.engine import State
 from bridge.grpc.call import Call
-from bridge.grpc.service import Method
-from bridge.grpc.status import CancelReason, Code, GrpcError
-from bridge.guard import Ask
+from bridge.grpc.service import Method, Rest
+from bridge.grpc.status import Code
+from bridge.guard import Ask, Guard
 from bridge.logprobs import Columns
+from bridge.prompt import kept_ids, wire_ids
 from bridge.refusal import Refusal, invalid, unsupported
 from bridge.requests import EngineCall, Request, Rich
 from bridge.stops import StopMatcher, StopRules
@@ -45,6 +46,10 @@ FLUSH_POLL_S = 0.05
 """How often FlushCache looks whether the engine is idle while it waits."""
 
 
+CHECKED, CHECKED_BYTES = 256, 512
+"""How many sampling params are known that passed the guard, and how long each may be."""
+
+
 class VllmEngine:
     """The service. One instance a front end."""
 
@@ -53,6 +58,8 @@ class VllmEngine:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._engine = context.engine
+        self._checked_by: Guard | None = None
+        self._checked: dict[bytes, tuple[int, Sampling]] = {}
 
     def methods(self) -> Iterable[Method]:
         common = common_pb2
@@ -71,7 +78,7 @@ class VllmEngine:
 
     # -- generation --------------------------------------------------------------------------------------------------
 
-    def generate(self, message: pb.GenerateRequest, call: Call) -> None:
+    def generate(self, message: pb.GenerateRequest, call: Call) -> Rest | None:
         arrived = time.time()
         self._engine.table  # noqa: B018  (refuses unless up)
         at_most("request_id", message.request_id, amounts.REQUEST_ID_CHARACTERS, "characters")
@@ -82,50 +89,27 @@ class VllmEngine:
         kind = message.WhichOneof("input")
         if kind is None:
             raise Refusal(Code.INVALID_ARGUMENT, "input is unset; give tokenized.input_ids or text")
-        tokenizer = self._context.text.loaded
+        tokenizer, guard, limit = self._context.text.loaded, self._context.guard, _truncation(params)
         if kind == "text" or (params.stop and tokenizer is None) or params.WhichOneof("constraint") is not None:
-            task = asyncio.ensure_future(self._prepare(message, call, arrived))
-            call.on_cancel = partial(_cancel_task, task)
-        else:
-            self._submit(message, call, self._prompt(message), arrived, None)
-
-    def _prompt(self, message: pb.GenerateRequest) -> list[int]:
-        """The prompt's ids; raises `Refusal` for too many before they are a list."""
-        ids, params = message.tokenized.input_ids, message.sampling_params
-        if params.HasField("truncate_prompt_tokens"):
-            return list(self._kept(params, ids))
-        self._context.guard.room(len(ids))
-        whole: list[int] = ids[:]  # a quarter faster than list(ids)
-        return whole
-
-    def _kept(self, params: pb.SamplingParams, ids: Sequence[int]) -> Sequence[int]:
-        """What truncate_prompt_tokens leaves of a prompt."""
-        if not params.HasField("truncate_prompt_tokens"):
-            return ids
-        return self._context.guard.truncate(ids, params.truncate_prompt_tokens)
+            return partial(self._prepare, message, call, arrived)
+        if guard.is_long(len(message.tokenized.input_ids), limit):
+            return partial(self._prepare, message, call, arrived)
+        self._submit(message, call, guard.prompt(message.tokenized.input_ids, limit), arrived, None)
+        return None
 
     async def _prepare(self, message: pb.GenerateRequest, call: Call, arrived: float) -> None:
-        """Do what cannot be done on the loop at once: tokenize, read the tokenizer, validate a constraint."""
+        """Do what cannot be done at once: tokenize, a long prompt, read the tokenizer, validate a constraint."""
         context, params = self._context, message.sampling_params
-        try:
-            if message.WhichOneof("input") == "text":
-                limit = amounts.CHARACTERS_PER_TOKEN * context.guard.max_model_len
-                at_most("text", message.text, limit, "characters")
-                ids = list(self._kept(params, await context.text.encode(message.text)))
-            else:
-                ids = self._prompt(message)
-            if params.stop:
-                await context.text.tokenizer()
-            constraint = await self._constraint(params)
-            call.on_cancel = None
-            self._submit(message, call, ids, arrived, constraint)
-        except GrpcError as error:
-            call.fail(error)
-        except Exception:
-            call.finish(Code.INTERNAL, "the request could not be submitted; see the bridge's log")
-            raise
-        finally:
-            call.connection.flush()
+        ids: Sequence[int] = message.tokenized.input_ids
+        if message.WhichOneof("input") == "text":
+            limit = amounts.CHARACTERS_PER_TOKEN * context.guard.max_model_len
+            at_most("text", message.text, limit, "characters")
+            ids = await context.text.encode(message.text)
+        prompt = await context.guard.any_prompt(ids, _truncation(params))
+        if params.stop:
+            await context.text.tokenizer()
+        constraint = await self._constraint(params)
+        self._submit(message, call, prompt, arrived, constraint)
 
     async def _constraint(self, params: pb.SamplingParams) -> Constraint | None:
         kind = params.WhichOneof("constraint")
@@ -139,35 +123,36 @@ class VllmEngine:
         return await self._context.grammar.prepare(kind, value)
 
     def _submit(
-        self, message: pb.GenerateRequest, call: Call, ids: list[int], arrived: float, constraint: Constraint | None
+        self, message: pb.GenerateRequest, call: Call, ids: Sequence[int], arrived: float, constraint: Constraint | None
     ) -> None:
         engine, guard, params = self._engine, self._context.guard, message.sampling_params
-        ask = _ask(params)
-        sampling = guard.check(ids, ask)
-        sampling.constraint = constraint
+        samples, sampling = self._values(guard.check_prompt(ids), params)
+        if constraint is not None:
+            sampling = msgspec.structs.replace(sampling, constraint=constraint)
         transfer = self._transfer_params(message)
         pin = message.data_parallel_rank if message.HasField("data_parallel_rank") else None
         rank = engine.choose_rank() if pin is None else engine.pinned_rank("data_parallel_rank", pin)
-        samples = ask.n or 1
         rich = self._rich(params, sampling, ids)
         scored = sampling.logprobs is not None or sampling.prompt_logprobs is not None
         sink = RichSink(call, len(ids)) if scored or samples > 1 else PlainSink(call, len(ids))
+        keep_prompt = sampling.prompt_logprobs is not None
         request = Request(
             message.request_id,
-            ids,
+            kept_ids(ids, keep_prompt),
             call,
             sink,
             stream=message.stream,
             arrived=arrived,
             stop_ids=sampling.stop_token_ids,
             keep_stop_text=params.include_stop_str_in_output,
-            keep_prompt=sampling.prompt_logprobs is not None,
+            keep_prompt=keep_prompt,
             receiving=transfer is not None and bool(transfer.get("do_remote_prefill")),
         )
+        sent = wire_ids(ids, samples)
         calls: list[EngineCall] = [
             GenerateCall(
                 wire_id="",
-                prompt_token_ids=ids,
+                prompt_token_ids=sent,
                 sampling=sampling if index == 0 or sampling.seed is None else _with_seed(sampling, index),
                 arrival_time=arrived,
                 constrain_from_first_token=constraint is not None and params.grammar_from_first_token,
@@ -181,7 +166,22 @@ class VllmEngine:
         call.on_blocked = partial(table.hold, request)
         call.on_writable = partial(table.resume, request)
 
-    def _rich(self, params: pb.SamplingParams, sampling: Sampling, ids: list[int]) -> Callable[[], Rich] | None:
+    def _values(self, room: int, params: pb.SamplingParams) -> tuple[int, Sampling]:
+        """(samples, values to send), which clients ask for again and again in the same words."""
+        guard = self._context.guard
+        if guard is not self._checked_by or len(self._checked) >= CHECKED:
+            self._checked_by, self._checked = guard, {}
+        words = params.SerializeToString()
+        found = self._checked.get(words)
+        if found is None or found[1].max_tokens > room:
+            ask = _ask(params)
+            wanted = ask.max_tokens
+            found = ask.n or 1, guard.check_values(room, ask)
+            if wanted is not None and wanted <= room and len(words) <= CHECKED_BYTES:
+                self._checked[words] = found
+        return found
+
+    def _rich(self, params: pb.SamplingParams, sampling: Sampling, ids: Sequence[int]) -> Callable[[], Rich] | None:
         """What each sequence of the request carries beyond its tokens; None when nothing."""
         rules = None
         tokenizer = self._context.text.loaded
@@ -236,11 +236,14 @@ class VllmEngine:
         engine, table, arrived = self._engine, self._engine.table, time.time()
         at_most("request_id", message.request_id, amounts.REQUEST_ID_CHARACTERS, "characters")
         call.request_id = message.request_id
-        ids = self._context.guard.check_embed(message.tokenized.input_ids)
+        ids = await self._context.guard.check_embed(message.tokenized.input_ids)
         sink = EmbedSink()
-        request = Request(message.request_id, ids, call, sink, stream=False, arrived=arrived)
+        request = Request(message.request_id, kept_ids(ids, False), call, sink, stream=False, arrived=arrived)
         asked = EmbedCall(
-            wire_id="", prompt_token_ids=ids, arrival_time=arrived, activation=engine.facts.embed_activation
+            wire_id="",
+            prompt_token_ids=wire_ids(ids),
+            arrival_time=arrived,
+            activation=engine.facts.embed_activation,
         )
         engine.submit(request, engine.choose_rank(), [asked], partial(Rich, embeds=True))
         try:
@@ -398,14 +401,17 @@ class VllmEngine:
         yield
 
 
-def _cancel_task(task: asyncio.Future[None], reason: CancelReason) -> None:
-    task.cancel()
+MEDIA = [
+    (field, pb.GenerateRequest.DESCRIPTOR.fields_by_name[field].is_repeated)
+    for field in ("mm_inputs", "extra_mm_inputs", "media_refs")
+]
+"""Fields with media, and whether they are lists."""
 
 
 def _refuse_unsupported(message: pb.GenerateRequest) -> None:
     """Refuse by name what a request asks for and this contract does not do yet."""
-    for field in ("mm_inputs", "extra_mm_inputs", "media_refs"):
-        if _present(message, field):
+    for field, repeated in MEDIA:
+        if getattr(message, field) if repeated else message.HasField(field):
             raise unsupported(field, "set", "media inputs are not supported; send text or token ids only")
 
 
@@ -417,9 +423,8 @@ def _refuse_excess(message: pb.GenerateRequest) -> None:
     at_most("logit_bias", params.logit_bias, amounts.BIASES, "entries")
 
 
-def _present(message: Any, field: str) -> bool:
-    descriptor = message.DESCRIPTOR.fields_by_name[field]
-    return bool(getattr(message, field)) if descriptor.is_repeated else bool(message.HasField(field))
+def _truncation(params: pb.SamplingParams) -> int | None:
+    return params.truncate_prompt_tokens if params.HasField("truncate_prompt_tokens") else None
 
 
 def _ask(params: pb.SamplingParams) -> Ask:
@@ -442,7 +447,7 @@ def _ask(params: pb.SamplingParams) -> Ask:
         logprobs=params.logprobs if params.HasField("logprobs") else None,
         prompt_logprobs=params.prompt_logprobs if params.HasField("prompt_logprobs") else None,
         logit_bias=dict(params.logit_bias) or None,
-        truncate_prompt_tokens=params.truncate_prompt_tokens if params.HasField("truncate_prompt_tokens") else None,
+        truncate_prompt_tokens=_truncation(params),
     )
 
 

@@ -7,6 +7,7 @@ is "unset": the model's generation default, else the engine's.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Ids
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from bridge.contracts.text_out import TextOut, text_out
 from bridge.detokenizer import TextRules
 from bridge.engine import Engine, State
 from bridge.grpc.call import Call
-from bridge.grpc.service import Method
+from bridge.grpc.service import Method, Rest
 from bridge.grpc.status import Code
 from bridge.guard import Ask
 from bridge.refusal import Refusal, unsupported
@@ -61,7 +62,7 @@ class VllmEngineV1:
         empty = message("vllm.engine.v1.EmptyRequest")
         yield Method(at("ResetPrefixCache"), "unary", empty, self.reset_prefix_cache, admin=True)
 
-    def generate(self, request: Any, call: Call, *, stream: bool) -> None:
+    def generate(self, request: Any, call: Call, *, stream: bool) -> Rest | None:
         """Both methods: without `stream` the one reply comes at the end."""
         engine, params = self._engine, request.sampling_params
         engine.table  # noqa: B018  (refuses unless up)
@@ -75,7 +76,7 @@ class VllmEngineV1:
         if not (request.prompt_token_ids or request.prompt_text):
             raise Refusal(Code.INVALID_ARGUMENT, "the prompt is empty; give prompt_token_ids or prompt_text")
         facts = engine.facts
-        self._admission.submit(
+        return self._admission.submit(
             Wanted(
                 request_id=request.request_id,
                 ask=_ask(params),
@@ -89,7 +90,7 @@ class VllmEngineV1:
             call,
         )
 
-    def _answer(self, request: Any, call: Call, ids: list[int], sampling: Sampling, *, stream: bool) -> Answer:
+    def _answer(self, request: Any, call: Call, ids: Ids[int], sampling: Sampling, *, stream: bool) -> Answer:
         tokenizer, strings = self._context.text.loaded, request.sampling_params.stop_sequences
         if tokenizer is None:
             return Sink(self._engine, call, request.request_id, None, stream=stream), None

@@ -7,7 +7,7 @@ differs in five things (`tests/vllm/test_inference_parity.py` lists them).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from bridge.contracts.proto import message
 from bridge.contracts.vllm_inference_render import FullSink, IdsSink, Shown, maker
 from bridge.detokenizer import TextRules
 from bridge.grpc.call import Call
-from bridge.grpc.service import Method
+from bridge.grpc.service import Method, Rest
 from bridge.grpc.status import Code
 from bridge.guard import Ask
 from bridge.refusal import Refusal, invalid, shown, unsupported
@@ -46,7 +46,7 @@ class VllmInference:
         yield Method(f"/{NAME}/Generate", "raw_stream", GenerateRequest, partial(self.generate, stream=False))
         yield Method(f"/{NAME}/GenerateStream", "raw_stream", GenerateRequest, partial(self.generate, stream=True))
 
-    def generate(self, request: Any, call: Call, *, stream: bool) -> None:
+    def generate(self, request: Any, call: Call, *, stream: bool) -> Rest | None:
         """Both methods: without `stream` the one reply comes at the end."""
         check_model(self._context, request.model)
         _refuse_unsupported(request)
@@ -58,7 +58,7 @@ class VllmInference:
             raise invalid("sampling.num_sequences", ask.n, "1 for Generate, whose reply holds one; use GenerateStream")
         view = _shown(request.response, request.stopping)
         ask.logprobs, ask.prompt_logprobs = view.logprobs, view.prompt_logprobs
-        self._admission.submit(
+        return self._admission.submit(
             Wanted(
                 request_id=request.request_id,
                 ask=ask,
@@ -79,7 +79,7 @@ class VllmInference:
         )
 
     def _answer(
-        self, request: Any, call: Call, view: Shown, ids: list[int], sampling: Sampling, *, stream: bool
+        self, request: Any, call: Call, view: Shown, ids: Sequence[int], sampling: Sampling, *, stream: bool
     ) -> Answer:
         eos = frozenset(sampling.eos_token_ids)
         rules, stops = self._rules(request, view, ids, sampling)
@@ -90,7 +90,7 @@ class VllmInference:
         return FullSink(call, view, eos, rules, stream=stream, sequences=sequences), rich
 
     def _rules(
-        self, request: Any, view: Shown, ids: list[int], sampling: Sampling
+        self, request: Any, view: Shown, ids: Sequence[int], sampling: Sampling
     ) -> tuple[TextRules | None, StopRules | None]:
         """(how shown text is made, the stop strings); each None where there is none."""
         tokenizer, strings = self._context.text.loaded, request.stopping.stop_strings

@@ -55,6 +55,7 @@ class Server:
         self.waiting: dict[Call, Call] = {}
         self.http2_configuration = http2_configuration(self.limits)
         self.inflating = asyncio.Semaphore(INFLATING)
+        self.parsing = asyncio.Lock()
         self.draining = False
         self.methods: dict[bytes, Method] = {}
         for service in services:

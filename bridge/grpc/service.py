@@ -22,7 +22,8 @@ Reply = Message | bytes
 Kind = Literal["unary", "stream", "raw_stream", "bidi"]
 UnaryHandler = Callable[[Any, "Call"], Awaitable[Reply]]
 StreamHandler = Callable[[Any, "Call"], AsyncGenerator[Reply, None]]
-RawStreamHandler = Callable[[Any, "Call"], None]
+Rest = Callable[[], Awaitable[None]]
+RawStreamHandler = Callable[[Any, "Call"], Rest | None]
 BidiHandler = Callable[[AsyncIterator[Any], "Call"], AsyncGenerator[Reply, None]]
 
 
@@ -33,7 +34,8 @@ class Method:
     kind        handler
     unary       ``async def h(request, call) -> Reply``
     stream      async generator ``h(request, call)`` that yields replies; waits while the call is blocked
-    raw_stream  ``def h(request, call) -> None``: no task; keeps ``call`` and uses send() and finish() later
+    raw_stream  ``def h(request, call)``: no task; keeps ``call`` and uses send() and finish() later. What it
+                returns is awaited in the call's task, and the request's bytes are counted until that is done
     bidi        async generator ``h(requests, call)`` over an async iterator of requests
 
     ``request_class`` has ``FromString`` (protobuf); None hands the handler bytes. ``endless`` streams end with

@@ -103,7 +103,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.slot = TimedSlot(context, 0, *slot_addresses(folder, 0))
+        self.slot = TimedSlot(0, *slot_addresses(folder, 0))
         self.front_end = FrontEnd(
             "sim", self.slot, incarnation=1, contracts=["vllm.grpc.engine"], options={}, on_death=_die
         )

@@ -16,7 +16,7 @@ from bridge.wire.link import Slot, slot_addresses
 
 async def test_an_engine_that_loads_costs_nothing_and_its_early_death_is_heard(tmp_path: Path) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    slot = Slot(context, 0, *slot_addresses(tmp_path, 0))
+    slot = Slot(0, *slot_addresses(tmp_path, 0))
     deaths: list[str] = []
     engine = Engine(
         "sim",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -89,15 +89,17 @@ class Captured:
     Without `grammar` there is no companion, and constraints are refused.
     """
 
-    def __init__(self, folder: Path, facts: Facts, grammar: Grammar | None = None) -> None:
+    def __init__(
+        self, folder: Path, facts: Facts, grammar: Grammar | None = None, contracts: Sequence[str] = ()
+    ) -> None:
         self._folder = folder
         self._facts = facts
         self._grammar = grammar
+        self._contracts = contracts
 
     async def __aenter__(self) -> Captured:
         addresses = slot_addresses(self._folder, SLOT)
-        self._zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        slot = Slot(self._zmq, SLOT, *addresses)
+        slot = Slot(SLOT, *addresses)
         facts = self._facts
         ready = {
             "vllm_version": facts.engine_version,
@@ -117,7 +119,7 @@ class Captured:
             "vllm",
             slot,
             incarnation=1,
-            contracts=contracts_for("vllm", []),
+            contracts=contracts_for("vllm", self._contracts),
             options={},
             on_death=self.deaths.append,
             grammar=self._grammar,
@@ -133,4 +135,3 @@ class Captured:
     ) -> None:
         await self.front_end.close()
         self.peer.stop()
-        self._zmq.destroy(0)

@@ -164,9 +164,8 @@ class Stage:
 @asynccontextmanager
 async def stage(folder: Path, *, facts: Facts = FACTS, ranks: int = 1, **ready: Any) -> AsyncIterator[Stage]:
     """A front end on loopback that an engine of `ranks` ranks has come up for."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     theirs = zmq.asyncio.Context()
-    slot = Slot(context, 0, *slot_addresses(folder, 0))
+    slot = Slot(0, *slot_addresses(folder, 0))
     deaths: list[str] = []
     front_end = FrontEnd(
         "sglang",
@@ -197,4 +196,3 @@ async def stage(folder: Path, *, facts: Facts = FACTS, ranks: int = 1, **ready: 
         for engine in engines:
             engine.close()
         theirs.destroy(0)
-        context.destroy(0)

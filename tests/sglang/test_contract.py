@@ -345,6 +345,23 @@ async def test_a_prompt_that_is_only_scored_has_one_row(served: Stage) -> None:
     )
 
 
+async def test_a_long_prompt_arrives_in_every_sample_and_is_scored(
+    served: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bridge.guard.LONG", 4)
+    monkeypatch.setattr("bridge.prompt.PIECE", 2)
+    ids = [5, 127, VOCABULARY - 1, 6, 7]
+    call = served.generate(ids, return_logprob=True, logprob_start_len=2, sampling={"n": 2})
+    asked = [await served.engine.request() for _ in range(2)]
+    assert [(one["input_ids"], one["logprob_start_len"]) for one in asked] == [(ids, 2)] * 2
+    request = next(iter(served.front_end.engine.table._requests))
+    assert (request.prompt_tokens, request.prompt_ids) == (5, ids[2:])
+    call.cancel()
+    assert sorted(await served.engine.aborted()) == sorted(one["rid"] for one in asked)
+    wrong = await failure(served.generate([1, 2, 3, VOCABULARY, 5]))
+    assert wrong.code() is Code.INVALID_ARGUMENT and f"input_ids[3] is {VOCABULARY}" in str(wrong.details())
+
+
 async def test_hidden_states_and_reasoning_tokens(served: Stage) -> None:
     call = served.generate(return_hidden_states=True, require_reasoning=True)
     rid = (await served.engine.request())["rid"]

@@ -160,8 +160,7 @@ async def test_the_free_slot_is_drained_and_the_front_ends_is_left_to_it(
     monkeypatch.setattr(engine_link, "MESSAGES_PER_WAKEUP", 4)
     told = Told(state)
     told.link.expect(Launch([]))
-    own_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    slot = Slot(own_context, FRONT_END_SLOT, *state.slot(FRONT_END_SLOT))
+    slot = Slot(FRONT_END_SLOT, *state.slot(FRONT_END_SLOT))
     rank = dial(told.link.address)
     rank.say("HELLO")
     outputs = rank.dial_slots(await rank.init())
@@ -182,7 +181,6 @@ async def test_the_free_slot_is_drained_and_the_front_ends_is_left_to_it(
     await until(receive)
     assert received == [[b"mine"]]
     slot.close()
-    own_context.destroy(0)
     told.link.close()
 
 
@@ -194,12 +192,10 @@ async def test_a_handshake_port_in_use_is_one_line(state: StateFolder) -> None:
 
 
 async def test_a_slot_held_by_another_process_is_one_line(state: StateFolder) -> None:
-    own_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    slot = Slot(own_context, 0, *state.slot(0))
+    slot = Slot(0, *state.slot(0))
     with pytest.raises(UsageError, match="another process serves the slot"):
         Told(state)
     slot.close()
-    own_context.destroy(0)
 
 
 async def test_loads_go_out_at_once_then_thinned_and_the_last_one_always(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,9 +265,8 @@ async def test_what_runs_for_a_slot_without_a_front_end_is_aborted_once(state: S
 async def test_a_slot_is_lent_and_reclaimed(state: StateFolder, dial: Dial) -> None:
     told = Told(state)
     rank, outputs = await brought_up(told, dial)
-    own_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     told.link.lend(2)
-    slot = Slot(own_context, 2, *state.slot(2))
+    slot = Slot(2, *state.slot(2))
     with pytest.raises(LinkError, match="another process serves the slot"):
         told.link.reclaim(2)
     slot.close()
@@ -280,7 +275,6 @@ async def test_a_slot_is_lent_and_reclaimed(state: StateFolder, dial: Dial) -> N
     found: list[str] = []
     await until(lambda: found.extend(aborted(rank)) or found)
     assert found == ["2.1.9"]
-    own_context.destroy(0)
     told.link.close()
 
 

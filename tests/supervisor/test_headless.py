@@ -32,7 +32,7 @@ class Gateway:
     def __init__(self, folder: Path, first_rank: int = 0) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.server = HandshakeServer(self.context, "tcp://127.0.0.1:*")
-        self.slot = Slot(self.context, 0, *slot_addresses(folder, 0))
+        self.slot = Slot(0, *slot_addresses(folder, 0))
         self.handshake = Handshake(
             inputs=[self.slot.input_address], outputs=[self.slot.output_address], first_rank=first_rank
         )

@@ -12,10 +12,10 @@ import pytest
 import zmq
 
 from bridge.wire.pull import PullSocket
-from bridge.wire.zmtp import GREETING, READY
+from bridge.wire.zmtp import GREETING, ready
 
 WAIT_S = 10.0
-PUSH_READY = READY.replace(b"\4PULL", b"\4PUSH")
+PUSH_READY, PULL_READY = ready(b"PUSH"), ready(b"PULL")
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_bytes_that_trickle_make_the_same_messages(pull: PullSocket, path: str) 
     [
         b"GET / HTTP/1.1\r\n" + bytes(64),
         GREETING.replace(b"NULL", b"PLAI"),
-        GREETING + READY,
+        GREETING + PULL_READY,
         GREETING + b"\0\1x",
         GREETING + PUSH_READY + b"\2\xff\xff\xff\xff\xff\xff\xff\xff",
         GREETING + PUSH_READY + b"\x40\1x",

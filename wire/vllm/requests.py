@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from bridge.wire.codec import Adapter, EmbedCall, Frames, GenerateCall
+from bridge.wire.codec import Adapter, EmbedCall, Frames, GenerateCall, Sampling
 from bridge.wire.layout import Field, Layouts, encoder_struct
 from bridge.wire.vllm.sampling import SamplingParams, sampling_params
 
@@ -81,7 +81,16 @@ class RequestEncoder:
     A `client_index` the engine has no output socket for silences the engine for good (vLLM 0.27 to 0.33).
     """
 
-    __slots__ = ("_adapter", "_client_index", "_encode", "_has_session", "_pooling", "_request")
+    __slots__ = (
+        "_adapter",
+        "_client_index",
+        "_encode",
+        "_encoded",
+        "_has_session",
+        "_pooling",
+        "_request",
+        "_sampling",
+    )
 
     def __init__(self, layouts: Layouts, client_index: int) -> None:
         self._request: Callable[..., Any] = encoder_struct(layouts, REQUEST, REQUEST_FIELDS)
@@ -90,13 +99,15 @@ class RequestEncoder:
         self._adapter: Callable[..., msgspec.Struct] = encoder_struct(layouts, ADAPTER, ADAPTER_FIELDS)
         self._client_index = client_index
         self._encode = msgspec.msgpack.Encoder().encode
+        self._sampling: Sampling | None = None
+        self._encoded = msgspec.Raw()
 
     def add(self, call: GenerateCall) -> Frames:
         """One generation. `call.wire_id` must be new: a live duplicate kills the engine."""
         request = self._request(
             request_id=call.wire_id,
             prompt_token_ids=call.prompt_token_ids,
-            sampling_params=sampling_params(call.sampling, call.transfer_params),
+            sampling_params=self._params(call),
             cache_salt=call.cache_salt,
             reasoning_ended=True if call.constrain_from_first_token else None,
             arrival_time=call.arrival_time,
@@ -109,6 +120,15 @@ class RequestEncoder:
         if call.adapter is not None:
             request.lora_request = self._form(call.adapter)
         return [ADD, self._encode(request)]
+
+    def _params(self, call: GenerateCall) -> SamplingParams | msgspec.Raw:
+        """The sampling values; encoded once where calls have one and the same object of them, one after the other."""
+        sampling = call.sampling
+        if call.transfer_params is not None:
+            return sampling_params(sampling, call.transfer_params)
+        if sampling is not self._sampling:
+            self._sampling, self._encoded = sampling, msgspec.Raw(self._encode(sampling_params(sampling)))
+        return self._encoded
 
     def add_embed(self, call: EmbedCall) -> Frames:
         """One embedding of a whole prompt, as vLLM's embeddings endpoint asks for it."""

@@ -1,0 +1,159 @@
+"""A bound ROUTER socket on a unix socket, without a thread of libzmq's (see `zmtp`)."""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+from collections import deque
+
+from bridge.wire.codec import Frames
+from bridge.wire.zmtp import Peer, ZmtpError, encode
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 64
+KEPT = 4096
+"""Messages, and ends, that wait to be taken; an engine sends one message when it connects."""
+
+
+class RouterSocket:
+    """Sends to every DEALER that connects, by the identity it gives itself; the latest with an identity has it.
+
+    Nothing blocks. `messages` are (identity, frames) that came, `gone` the identities whose connection ended; both
+    grow in `service`.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Bind and listen; raises OSError."""
+        self.messages: deque[tuple[bytes, list[bytes]]] = deque(maxlen=KEPT)
+        self.gone: deque[bytes] = deque(maxlen=KEPT)
+        self._selector = selectors.DefaultSelector()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._peers: dict[socket.socket, Peer] = {}
+        self._routes: dict[bytes, socket.socket] = {}
+        self._unsent: dict[socket.socket, bytearray] = {}
+        try:
+            self._listener.setblocking(False)
+            self._listener.bind(path)
+            self._listener.listen(BACKLOG)
+            self._selector.register(self._listener, selectors.EVENT_READ)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def fd(self) -> int:
+        """Readable while there is something to do (an epoll or kqueue descriptor)."""
+        return int(self._selector.fileno())
+
+    def send(self, identity: bytes, frames: Frames) -> bool:
+        """Write a message, or queue it behind what the peer has no room for; False when no peer has that identity."""
+        connection = self._routes.get(identity)
+        if connection is None:
+            return False
+        pieces = encode(frames)
+        unsent = self._unsent.get(connection)
+        if unsent is not None:
+            for piece in pieces:
+                unsent += piece
+            return True
+        try:
+            sent = connection.sendmsg(pieces)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return False  # its end is read next
+        if sent < sum(map(len, pieces)):
+            self._unsent[connection] = bytearray(memoryview(b"".join(pieces))[sent:])
+            self._selector.modify(connection, selectors.EVENT_READ | selectors.EVENT_WRITE)
+        return True
+
+    def service(self) -> None:
+        """Accept, read, and write what peers have room for; to be called whenever `fd` is readable."""
+        for key, _ in self._selector.select(0):
+            if key.fileobj is self._listener:
+                self._accept()
+        for connection, peer in list(self._peers.items()):
+            while self._read(connection, peer):
+                pass
+        for connection in list(self._unsent):
+            self._write(connection)
+
+    def close(self) -> None:
+        """Close everything; the socket's file stays."""
+        for connection in self._peers:
+            connection.close()
+        self._peers.clear()
+        self._routes.clear()
+        self._unsent.clear()
+        self._listener.close()
+        self._selector.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            connection.setblocking(False)
+            peer = Peer(deque(), b"ROUTER", b"DEALER")
+            try:
+                connection.send(peer.replies)
+            except OSError as error:
+                log.debug("a peer left at once: %s", error)
+                connection.close()
+                continue
+            peer.replies.clear()
+            self._peers[connection] = peer
+            self._selector.register(connection, selectors.EVENT_READ)
+
+    def _read(self, connection: socket.socket, peer: Peer) -> bool:
+        """Read once; whether there may be more."""
+        was_ready = peer.ready
+        try:
+            count = connection.recv_into(peer.room())
+            if not count:
+                self._drop(connection)
+                return False
+            peer.took(count)
+            if peer.replies:
+                connection.send(peer.replies)
+                peer.replies.clear()
+        except BlockingIOError:
+            return False
+        except ZmtpError as error:
+            log.warning("a connection to an input socket was ended: %s", error)
+            self._drop(connection)
+            return False
+        except OSError:
+            self._drop(connection)
+            return False
+        if peer.ready and not was_ready:
+            self._routes[peer.identity] = connection
+        while peer.messages:
+            self.messages.append((peer.identity, peer.messages.popleft()))
+        return True
+
+    def _write(self, connection: socket.socket) -> None:
+        unsent = self._unsent[connection]
+        try:
+            sent = connection.send(unsent)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drop(connection)
+            return
+        del unsent[:sent]
+        if not unsent:
+            del self._unsent[connection]
+            self._selector.modify(connection, selectors.EVENT_READ)
+
+    def _drop(self, connection: socket.socket) -> None:
+        identity = self._peers.pop(connection).identity
+        self._unsent.pop(connection, None)
+        self._selector.unregister(connection)
+        connection.close()
+        if self._routes.get(identity) is connection:
+            del self._routes[identity]
+            self.gone.append(identity)
