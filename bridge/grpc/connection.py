@@ -469,7 +469,7 @@ class Connection(asyncio.Protocol):
                 self._update_of_no_call(stream_id, increment)
                 continue
             call.credit += increment
-            if call.credit > MAX_WINDOW:
+            if call.credit > MAX_WINDOW and outflow.credit(call) > MAX_WINDOW:
                 self.reset(stream_id, "window_overflow", ErrorCode.FLOW_CONTROL_ERROR)
             elif call.blocked and not call.ended:
                 call.refresh()
