@@ -107,21 +107,25 @@ class Outflow:
     def pump(self) -> bool:
         """Send what waits and has room now, a frame of each call in turn; whether that ended one (see Call.emptied)."""
         ended = False
-        moved = True
-        while moved and self.window > 0:
-            moved = False
-            for call in list(self.waiting):
+        turn = list(self.waiting)
+        while turn and self.window > 0:
+            moved: list[Call] = []
+            for call in turn:
                 size = min(len(call.unsent), call.credit, self.window, FRAME_BYTES)
                 if size <= 0 or not call.framed:
                     continue
-                moved = True
                 self._out += (data_header(size, call.stream_id), bytes(call.unsent[:size]))
                 del call.unsent[:size]
                 self.window -= size
                 call.credit -= size
-                if not call.unsent:
-                    del self.waiting[call]
+                del self.waiting[call]
+                if call.unsent:
+                    # Behind the others, who are first when the window grows.
+                    self.waiting[call] = None
+                    moved.append(call)
+                else:
                     ended |= call.emptied()
+            turn = moved
         for call in self.waiting:
             call.block()
         return ended
