@@ -272,9 +272,10 @@ class Connection(asyncio.Protocol):
         if transport is None or self.paused or self.closing:
             return
         control = self._control or outflow.waiting
+        events: list[Event] = []
         if control:
             try:
-                self._frame_control()
+                events = self._frame_control()
             except NGH2Error as error:
                 self._failed(error)
                 return
@@ -284,22 +285,32 @@ class Connection(asyncio.Protocol):
             transport.write(data)
             self._floods.window_updates.give(len(data) // UPDATE_PER_BYTES)
         if control:
-            self._after_control()
+            self._after_control(events)
 
-    def _frame_control(self) -> None:
-        """Put nghttp2's output behind the messages before it, then the messages that waited, and their trailers."""
+    def _frame_control(self) -> list[Event]:
+        """Put nghttp2's output behind the messages before it, then the messages that waited, and their trailers.
+
+        Returns what nghttp2 tells about it. Nothing is sent on a stream that it ended, or after the connection's end.
+        """
         h2, outflow = self._h2, self.outflow
         self._control = False
         outflow.put(h2.data_to_send())
+        events = h2.events()
+        for event in events:
+            if isinstance(event, ConnectionClosed):
+                return events
+            if isinstance(event, StreamClosed) and event.stream_id in self.calls:
+                outflow.drop(self.calls[event.stream_id])
         for call in self._opening:
             call.framed = True
         self._opening.clear()
         if outflow.waiting and outflow.pump():
             outflow.put(h2.data_to_send())
+            events += h2.events()
+        return events
 
-    def _after_control(self) -> None:
+    def _after_control(self, events: list[Event]) -> None:
         """Handle what nghttp2 tells about what it sent."""
-        events = self._h2.events()
         if events:
             self._handle(events)
         if self._early:
