@@ -563,7 +563,9 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             try:
                 self._h2.send_goaway(ErrorCode.ENHANCE_YOUR_CALM, debug_data=reason.encode())
-                self._transport.write(self._h2.data_to_send())
+                # Messages first: trailers may be with nghttp2 already.
+                self.outflow.put(self._h2.data_to_send())
+                self._transport.write(b"".join(self.outflow.take()))
             except NGH2Error as error:
                 log.debug("%s: no GOAWAY: %s", self.peer, error)
         self._hang_up()
