@@ -182,6 +182,7 @@ class Connection(asyncio.Protocol):
         for call in list(islice(self.calls.values(), CANCELLED_AT_ONCE)):
             del self.calls[call.stream_id]
             call.cancel(CancelReason.CONNECTION)
+            self.outflow.drop(call)
         if self.calls:
             self._loop.call_soon(self._cancel_some)
             return
@@ -189,6 +190,8 @@ class Connection(asyncio.Protocol):
         if self._transport is None:
             self.intake.close()
             self._h2 = GONE
+            self._opening.clear()
+            self.outflow.take()
             self.server.stats.calls_lingering -= self.lingering
             self.lingering = 0
             self.server.connection_closed(self)
