@@ -2,7 +2,7 @@
 
 The only module that knows ngh2, which does everything but send messages (`outflow`) and count the windows for them
 (`sieve`). Facts of ngh2 0.3.0 it rests on:
-- trailers without a body before them are one HEADERS frame, which waits all the same while the stream's window is 0;
+- trailers without a body before them are one HEADERS frame;
 - events also appear while sending (a stream closes when its trailers are framed);
 - a resource limit that the peer exceeds raises from ``receive_data`` and leaves an object that can say nothing more.
 """
@@ -39,10 +39,10 @@ from bridge.grpc.inlet import Inlet
 from bridge.grpc.intake import Intake, Refusal
 from bridge.grpc.limits import Limits
 from bridge.grpc.metadata import Metadata
-from bridge.grpc.outflow import DEFAULT_WINDOW, Outflow
+from bridge.grpc.outflow import Outflow
 from bridge.grpc.patience import Patience
 from bridge.grpc.service import Method
-from bridge.grpc.sieve import MAX_WINDOW, Sieve, Update
+from bridge.grpc.sieve import DEFAULT_WINDOW, MAX_WINDOW, Sieve, Update
 from bridge.grpc.status import CancelReason, Code, RawHeaders
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ log = logging.getLogger(__name__)
 
 # A DATA frame with a message is at least 14 bytes, and a client may answer it with a stream and a connection update.
 UPDATE_PER_BYTES = 7
-WINDOW_UPDATE = struct.Struct(">BHBBII")
 # A header block with all its CONTINUATION frames makes no event before its end.
 EVENTLESS_BYTES = 1 << 18
 # Requests come in frames as large as they can be; a client that sends many smaller ones wants to cost CPU.
@@ -241,6 +240,8 @@ class Connection(asyncio.Protocol):
             self.partial_since = None
             self._eventless = 0
             self._handle(events)
+            if self._sieve.initial_window != self._initial_window:
+                self._resize_windows(self._sieve.initial_window)
             if updates:
                 self._grow_windows(updates)
             reason = self._floods.exceeded(self.heard_at)
@@ -421,16 +422,7 @@ class Connection(asyncio.Protocol):
 
     def new_call(self, spec: Method, stream_id: int, metadata: Metadata) -> Call:
         """A call on a stream of this connection."""
-        if not self._initial_window:
-            self._let_trailers_pass(stream_id)
         return Call(self, spec, stream_id, metadata, self._initial_window)
-
-    def _let_trailers_pass(self, stream_id: int) -> None:
-        """Have nghttp2 think that a stream without a window has one: it sends no more than trailers there."""
-        try:
-            self._h2.receive_data(WINDOW_UPDATE.pack(0, 4, 8, 0, stream_id, 1))
-        except NGH2Error as error:
-            log.debug("%s: stream %d: %s", self.peer, stream_id, error)
 
     def _on_data(self, event: DataReceived) -> None:
         data, end = event.data, event.end_stream
@@ -480,7 +472,10 @@ class Connection(asyncio.Protocol):
                 continue
             call = calls.get(stream_id)
             if call is None:
-                self._update_of_no_call(stream_id, increment)
+                # The stream is closed, or was never opened.
+                if stream_id > self._sieve.last_stream or not stream_id & 1:
+                    self._terminate(ErrorCode.PROTOCOL_ERROR)
+                    return
                 continue
             call.credit += increment
             if call.credit > MAX_WINDOW and outflow.credit(call) > MAX_WINDOW:
@@ -488,13 +483,18 @@ class Connection(asyncio.Protocol):
             elif call.blocked and not call.ended:
                 call.refresh()
 
-    def _update_of_no_call(self, stream_id: int, increment: int) -> None:
-        """nghttp2 knows whether the stream is a closed one, or was never opened, which is an error."""
-        self._control = True
-        try:
-            self._h2.receive_data(WINDOW_UPDATE.pack(0, 4, 8, 0, stream_id, increment))
-        except NGH2Error as error:
-            self._failed(error)
+    def _resize_windows(self, window: int) -> None:
+        """The client changed the initial window of streams, and of those it has."""
+        more, self._initial_window = window - self._initial_window, window
+        self.outflow.settle()
+        for call in list(self.calls.values()):
+            call.credit += more
+            if call.credit > MAX_WINDOW:
+                self._terminate(ErrorCode.FLOW_CONTROL_ERROR)
+                return
+            if not call.ended:
+                call.refresh()
+        self.outflow.settle()
 
     def _terminate(self, code: int) -> None:
         """Have nghttp2 end the connection for an error of the client."""
@@ -503,24 +503,12 @@ class Connection(asyncio.Protocol):
             self._h2.terminate_connection(code)
         except NGH2Error as error:
             self._failed(error)
+            return
+        self.flush()
 
     def _on_settings(self, event: SettingsReceived) -> None:
         self._floods.settings.pending += 1
         self.settled = True
-        window = event.settings.get(Setting.INITIAL_WINDOW_SIZE)
-        if window is not None and window != self._initial_window:
-            more, self._initial_window = window - self._initial_window, window
-            self.outflow.settle()
-            for call in list(self.calls.values()):
-                call.credit += more
-                if call.credit > MAX_WINDOW:
-                    self._terminate(ErrorCode.FLOW_CONTROL_ERROR)
-                    return
-                if not window:
-                    self._let_trailers_pass(call.stream_id)
-                if not call.ended:
-                    call.refresh()
-            self.outflow.settle()
 
     def _on_ping(self, event: PingReceived) -> None:
         self._floods.pings.pending += 1

@@ -14,10 +14,11 @@ import struct
 from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING
 
+from bridge.grpc.sieve import DEFAULT_WINDOW
+
 if TYPE_CHECKING:
     from bridge.grpc.call import Call
 
-DEFAULT_WINDOW = 65535
 # Every client takes frames of this size (SETTINGS_MAX_FRAME_SIZE's least value).
 FRAME_BYTES = 16384
 HEADER_BYTES = 9
