@@ -473,11 +473,11 @@ class RequestTable:
         rows, tokens = zip(*pairs, strict=True)
         output_ids, leads, links, outflows, _ = zip(*rows, strict=True)
         if not all(outflow.has_room for outflow in set(outflows)):
-            return outputs
+            return self._deliver_few(outputs)
         try:
             ids = padded(tokens)
         except OverflowError:
-            return outputs
+            return self._deliver_few(outputs)
         deque(map(array.append, output_ids, tokens), maxlen=0)
         outflow, link = outflows[0], links[0]
         alike = outflows.count(outflow) == len(rows) == links.count(link)
@@ -514,9 +514,13 @@ class RequestTable:
         return rest
 
     def _deliver_watched(self, outputs: Iterable[Any]) -> list[Any]:
-        """Send every delta that is one token of a sequence in `_watched`, or end that there; returns the others."""
+        """Send every delta that is one token of a sequence in `_watched`, or end that there; returns the others.
+
+        The ends come last: `takes` does not know of them.
+        """
         rest: list[Any] = []
         sent: list[tuple[Outflow, bytes]] = []
+        stopped: list[tuple[Sequence, str, Any]] = []
         for delta in outputs:
             watched = self._watched.get(delta.request_id)
             tokens = delta.new_token_ids
@@ -534,8 +538,10 @@ class RequestTable:
             self._land(sequence)
             sequence.output_ids.append(tokens[0])
             sequence.held += 1
-            self._stopped(sequence, found[1], delta)
+            stopped.append((sequence, found[1], delta))
         express_each(sent)
+        for sequence, matched, delta in stopped:
+            self._stopped(sequence, matched, delta)
         return rest
 
     def _board(self, sequence: Sequence) -> None:

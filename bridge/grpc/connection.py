@@ -2,7 +2,7 @@
 
 The only module that knows ngh2, which does everything but send messages (`outflow`) and count the windows for them
 (`sieve`). Facts of ngh2 0.3.0 it rests on:
-- trailers without a body before them are one HEADERS frame, which waits all the same while the stream's window is 0;
+- trailers without a body before them are one HEADERS frame;
 - events also appear while sending (a stream closes when its trailers are framed);
 - a resource limit that the peer exceeds raises from ``receive_data`` and leaves an object that can say nothing more.
 """
@@ -39,10 +39,10 @@ from bridge.grpc.inlet import Inlet
 from bridge.grpc.intake import Intake, Refusal
 from bridge.grpc.limits import Limits
 from bridge.grpc.metadata import Metadata
-from bridge.grpc.outflow import DEFAULT_WINDOW, Outflow
+from bridge.grpc.outflow import Outflow
 from bridge.grpc.patience import Patience
 from bridge.grpc.service import Method
-from bridge.grpc.sieve import MAX_WINDOW, Sieve, Update
+from bridge.grpc.sieve import DEFAULT_WINDOW, MAX_WINDOW, Sieve, Update
 from bridge.grpc.status import CancelReason, Code, RawHeaders
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ log = logging.getLogger(__name__)
 
 # A DATA frame with a message is at least 14 bytes, and a client may answer it with a stream and a connection update.
 UPDATE_PER_BYTES = 7
-WINDOW_UPDATE = struct.Struct(">BHBBII")
 # A header block with all its CONTINUATION frames makes no event before its end.
 EVENTLESS_BYTES = 1 << 18
 # Requests come in frames as large as they can be; a client that sends many smaller ones wants to cost CPU.
@@ -182,6 +181,7 @@ class Connection(asyncio.Protocol):
         for call in list(islice(self.calls.values(), CANCELLED_AT_ONCE)):
             del self.calls[call.stream_id]
             call.cancel(CancelReason.CONNECTION)
+            self.outflow.drop(call)
         if self.calls:
             self._loop.call_soon(self._cancel_some)
             return
@@ -189,6 +189,8 @@ class Connection(asyncio.Protocol):
         if self._transport is None:
             self.intake.close()
             self._h2 = GONE
+            self._opening.clear()
+            self.outflow.take()
             self.server.stats.calls_lingering -= self.lingering
             self.lingering = 0
             self.server.connection_closed(self)
@@ -238,6 +240,8 @@ class Connection(asyncio.Protocol):
             self.partial_since = None
             self._eventless = 0
             self._handle(events)
+            if self._sieve.initial_window != self._initial_window:
+                self._resize_windows(self._sieve.initial_window)
             if updates:
                 self._grow_windows(updates)
             reason = self._floods.exceeded(self.heard_at)
@@ -272,9 +276,10 @@ class Connection(asyncio.Protocol):
         if transport is None or self.paused or self.closing:
             return
         control = self._control or outflow.waiting
+        events: list[Event] = []
         if control:
             try:
-                self._frame_control()
+                events = self._frame_control()
             except NGH2Error as error:
                 self._failed(error)
                 return
@@ -284,22 +289,32 @@ class Connection(asyncio.Protocol):
             transport.write(data)
             self._floods.window_updates.give(len(data) // UPDATE_PER_BYTES)
         if control:
-            self._after_control()
+            self._after_control(events)
 
-    def _frame_control(self) -> None:
-        """Put nghttp2's output behind the messages before it, then the messages that waited, and their trailers."""
+    def _frame_control(self) -> list[Event]:
+        """Put nghttp2's output behind the messages before it, then the messages that waited, and their trailers.
+
+        Returns what nghttp2 tells about it. Nothing is sent on a stream that it ended, or after the connection's end.
+        """
         h2, outflow = self._h2, self.outflow
         self._control = False
         outflow.put(h2.data_to_send())
+        events = h2.events()
+        for event in events:
+            if isinstance(event, ConnectionClosed):
+                return events
+            if isinstance(event, StreamClosed) and event.stream_id in self.calls:
+                outflow.drop(self.calls[event.stream_id])
         for call in self._opening:
             call.framed = True
         self._opening.clear()
         if outflow.waiting and outflow.pump():
             outflow.put(h2.data_to_send())
+            events += h2.events()
+        return events
 
-    def _after_control(self) -> None:
+    def _after_control(self, events: list[Event]) -> None:
         """Handle what nghttp2 tells about what it sent."""
-        events = self._h2.events()
         if events:
             self._handle(events)
         if self._early:
@@ -407,16 +422,7 @@ class Connection(asyncio.Protocol):
 
     def new_call(self, spec: Method, stream_id: int, metadata: Metadata) -> Call:
         """A call on a stream of this connection."""
-        if not self._initial_window:
-            self._let_trailers_pass(stream_id)
         return Call(self, spec, stream_id, metadata, self._initial_window)
-
-    def _let_trailers_pass(self, stream_id: int) -> None:
-        """Have nghttp2 think that a stream without a window has one: it sends no more than trailers there."""
-        try:
-            self._h2.receive_data(WINDOW_UPDATE.pack(0, 4, 8, 0, stream_id, 1))
-        except NGH2Error as error:
-            log.debug("%s: stream %d: %s", self.peer, stream_id, error)
 
     def _on_data(self, event: DataReceived) -> None:
         data, end = event.data, event.end_stream
@@ -466,21 +472,29 @@ class Connection(asyncio.Protocol):
                 continue
             call = calls.get(stream_id)
             if call is None:
-                self._update_of_no_call(stream_id, increment)
+                # The stream is closed, or was never opened.
+                if stream_id > self._sieve.last_stream or not stream_id & 1:
+                    self._terminate(ErrorCode.PROTOCOL_ERROR)
+                    return
                 continue
             call.credit += increment
-            if call.credit > MAX_WINDOW:
+            if call.credit > MAX_WINDOW and outflow.credit(call) > MAX_WINDOW:
                 self.reset(stream_id, "window_overflow", ErrorCode.FLOW_CONTROL_ERROR)
             elif call.blocked and not call.ended:
                 call.refresh()
 
-    def _update_of_no_call(self, stream_id: int, increment: int) -> None:
-        """nghttp2 knows whether the stream is a closed one, or was never opened, which is an error."""
-        self._control = True
-        try:
-            self._h2.receive_data(WINDOW_UPDATE.pack(0, 4, 8, 0, stream_id, increment))
-        except NGH2Error as error:
-            self._failed(error)
+    def _resize_windows(self, window: int) -> None:
+        """The client changed the initial window of streams, and of those it has."""
+        more, self._initial_window = window - self._initial_window, window
+        self.outflow.settle()
+        for call in list(self.calls.values()):
+            call.credit += more
+            if call.credit > MAX_WINDOW:
+                self._terminate(ErrorCode.FLOW_CONTROL_ERROR)
+                return
+            if not call.ended:
+                call.refresh()
+        self.outflow.settle()
 
     def _terminate(self, code: int) -> None:
         """Have nghttp2 end the connection for an error of the client."""
@@ -489,24 +503,12 @@ class Connection(asyncio.Protocol):
             self._h2.terminate_connection(code)
         except NGH2Error as error:
             self._failed(error)
+            return
+        self.flush()
 
     def _on_settings(self, event: SettingsReceived) -> None:
         self._floods.settings.pending += 1
         self.settled = True
-        window = event.settings.get(Setting.INITIAL_WINDOW_SIZE)
-        if window is not None and window != self._initial_window:
-            more, self._initial_window = window - self._initial_window, window
-            self.outflow.settle()
-            for call in list(self.calls.values()):
-                call.credit += more
-                if call.credit > MAX_WINDOW:
-                    self._terminate(ErrorCode.FLOW_CONTROL_ERROR)
-                    return
-                if not window:
-                    self._let_trailers_pass(call.stream_id)
-                if not call.ended:
-                    call.refresh()
-            self.outflow.settle()
 
     def _on_ping(self, event: PingReceived) -> None:
         self._floods.pings.pending += 1
@@ -552,7 +554,9 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             try:
                 self._h2.send_goaway(ErrorCode.ENHANCE_YOUR_CALM, debug_data=reason.encode())
-                self._transport.write(self._h2.data_to_send())
+                # Messages first: trailers may be with nghttp2 already.
+                self.outflow.put(self._h2.data_to_send())
+                self._transport.write(b"".join(self.outflow.take()))
             except NGH2Error as error:
                 log.debug("%s: no GOAWAY: %s", self.peer, error)
         self._hang_up()

@@ -14,15 +14,16 @@ import struct
 from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING
 
+from bridge.grpc.sieve import DEFAULT_WINDOW
+
 if TYPE_CHECKING:
     from bridge.grpc.call import Call
 
-DEFAULT_WINDOW = 65535
 # Every client takes frames of this size (SETTINGS_MAX_FRAME_SIZE's least value).
 FRAME_BYTES = 16384
 HEADER_BYTES = 9
 NOTHING = bytearray()
-# A flight is settled at least this often, and no longer than this.
+# No flight has more chunks than this, and all are settled at least this often.
 LONGEST_FLIGHT = 1 << 20
 
 _header = struct.Struct(">BHBBI")
@@ -49,6 +50,11 @@ class Flight:
         self.on_full = on_full
         self.settled = len(chunks)
 
+    @property
+    def steps(self) -> int:
+        """How many chunks more it may send; exact only when it is settled."""
+        return min(self.call.credit // self.size, LONGEST_FLIGHT - len(self.chunks))
+
     def settle(self) -> None:
         """Take what was sent off the call's window."""
         count = len(self.chunks)
@@ -67,7 +73,7 @@ class Outflow:
         self.waiting: dict[Call, None] = {}
         self._mark_dirty = mark_dirty
         self._out: list[bytes] = []
-        self._flights: dict[Flight, None] = {}
+        self._flights: dict[Call, Flight] = {}
         # What they send in a step, all together.
         self._flight_bytes = 0
         # Steps that every flight's window has room for.
@@ -102,21 +108,25 @@ class Outflow:
     def pump(self) -> bool:
         """Send what waits and has room now, a frame of each call in turn; whether that ended one (see Call.emptied)."""
         ended = False
-        moved = True
-        while moved and self.window > 0:
-            moved = False
-            for call in list(self.waiting):
+        turn = list(self.waiting)
+        while turn and self.window > 0:
+            moved: list[Call] = []
+            for call in turn:
                 size = min(len(call.unsent), call.credit, self.window, FRAME_BYTES)
                 if size <= 0 or not call.framed:
                     continue
-                moved = True
                 self._out += (data_header(size, call.stream_id), bytes(call.unsent[:size]))
                 del call.unsent[:size]
                 self.window -= size
                 call.credit -= size
-                if not call.unsent:
-                    del self.waiting[call]
+                del self.waiting[call]
+                if call.unsent:
+                    # Behind the others, who are first when the window grows.
+                    self.waiting[call] = None
+                    moved.append(call)
+                else:
                     ended |= call.emptied()
+            turn = moved
         for call in self.waiting:
             call.block()
         return ended
@@ -131,21 +141,21 @@ class Outflow:
     def board(self, flight: Flight) -> bytes | None:
         """Let a call fly; returns the header that goes before each of its chunks, None if it has to go on foot."""
         call, size = flight.call, flight.size
-        if call.blocked or not call.framed or call.unsent or size > FRAME_BYTES or len(flight.chunks) > LONGEST_FLIGHT:
+        if call.blocked or not call.framed or call.unsent or size > FRAME_BYTES or call in self._flights:
             return None
-        steps = call.credit // size
+        steps = flight.steps
         if steps <= 0:
             return None
-        self._flights[flight] = None
+        self._flights[call] = flight
         self._flight_bytes += size
         self._steps_left = min(self._steps_left, steps)
         return data_header(size, call.stream_id)
 
     def land(self, flight: Flight) -> None:
         """End a flight."""
-        if flight in self._flights:
+        if self._flights.get(flight.call) is flight:
             flight.settle()
-            del self._flights[flight]
+            del self._flights[flight.call]
             self._flight_bytes -= flight.size
 
     @property
@@ -165,12 +175,19 @@ class Outflow:
     def settle(self) -> None:
         """Settle every flight, and end those that have no room for another chunk."""
         steps = LONGEST_FLIGHT
-        for flight in list(self._flights):
+        for flight in list(self._flights.values()):
             flight.settle()
-            left = flight.call.credit // flight.size
-            if left <= 0 or len(flight.chunks) > LONGEST_FLIGHT:
+            left = flight.steps
+            if left <= 0:
                 self.land(flight)
                 flight.on_full(flight)
             else:
                 steps = min(steps, left)
         self._steps_left = steps
+
+    def credit(self, call: Call) -> int:
+        """The call's window, less what was sent on a flight so far."""
+        flight = self._flights.get(call)
+        if flight is not None:
+            flight.settle()
+        return call.credit
