@@ -1,9 +1,10 @@
 """A server with 64 good streams to be attacked, and its twin on the same machine that is left alone.
 
-The good streams' inter-token delay is held against the larger of two figures: what it was before any attack, and what
-the twin's streams see during it. The second takes out what is not the server's doing, the attackers' own use of the
-two cores above all. A delay that was too long is measured again; a wrong token, a failed call and too much memory
-count at once.
+The good streams' inter-token delay is held against the larger of two figures: what it was before any attack (a step of
+20 ms at least), and what the twin's streams see during it. The second takes out what is not the server's doing: the
+attackers' own use of the two cores above all, and whatever else runs there. A delay that was too long is measured once
+more, three times as long, so that a stall of the machine is less than the hundredth part of it, and what an attack does
+is not; the second measurement alone decides. A wrong token, a failed call and too much memory count at once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ GROWTH_MIB = 160.0
 call (one with a task), and 32 MiB for all else."""
 WINDOW_S = 2.1
 """More than 100 steps: the p99 leaves one step out."""
-MEASUREMENTS = 4
+AGAIN = 3
+"""How much longer the second measurement is."""
 
 
 class Arena:
@@ -66,17 +68,17 @@ class Arena:
     def withstand(self, *attacks: Attack, window_s: float = WINDOW_S, growth_mib: float = GROWTH_MIB) -> Window:
         """Nobody but the attackers notices the attacks, which happen at the same time; what the good streams saw."""
         measured = []
-        for _ in range(MEASUREMENTS):
+        for seconds in (window_s, AGAIN * window_s):
             with self.target.watched() as peak, ExitStack() as stack:
                 tolls = [stack.enter_context(under(attack, self.target.port)) for attack in attacks]
                 time.sleep(0.2)
-                window, control = self._windows(window_s)
+                window, control = self._windows(seconds)
             assert all(toll.connections for toll in tolls)
             self._must_be_unharmed(peak.mib, growth_mib)
             allowed = SLOWER * max(self._quiet_ms, control.gap_p99_ms)
             if window.gap_p99_ms <= allowed:
                 return window
-            measured.append(f"p99 {window.gap_p99_ms:.1f} ms, at most {allowed:.1f} allowed")
+            measured.append(f"p99 of {seconds:g} s: {window.gap_p99_ms:.1f} ms, at most {allowed:.1f} allowed")
         raise AssertionError("; ".join(measured))
 
     def _must_be_unharmed(self, peak_mib: float, growth_mib: float) -> None:
