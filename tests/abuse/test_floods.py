@@ -10,6 +10,8 @@ from tests.abuse.fuzz import fuzzed
 from tests.abuse.hostile import Attack
 
 FUZZ_S = 6.0
+MANY_S = 6.0
+"""48 threads of attackers on two cores delay everybody now and then: the twin's p99 of two seconds was 38 to 176 ms."""
 
 
 @pytest.mark.parametrize("flood", FLOODS, ids=lambda attack: attack.name)
@@ -20,7 +22,7 @@ def test_the_others_do_not_notice(arena: Arena, flood: Attack) -> None:
 
 
 def test_many_attackers_share_one_turn(arena: Arena) -> None:
-    window = arena.withstand(Attack(calls_to_nobody, connections=48))
+    window = arena.withstand(Attack(calls_to_nobody, connections=48), window_s=MANY_S)
     assert window.tokens > 0 and not window.errors
 
 

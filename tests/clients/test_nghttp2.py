@@ -102,7 +102,7 @@ def test_an_nghttp_that_is_killed_ends_the_engines_work(target: Target, tmp_path
         assert running.stdout is not None and running.stdout.read(1)
         assert target.requests()["running"] == 1
         running.send_signal(signal.SIGKILL)
-        target.must_forget(within_s=1.0)
+        target.must_forget()
 
 
 def test_nghttp_over_tls_with_a_certificate(place: Path, authority: Authority, tmp_path: Path) -> None:

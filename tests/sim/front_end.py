@@ -144,10 +144,11 @@ class FrontEnd:
         self.add(request_id, list(prompt), sampling)
         return self.collect(request_id)[request_id]
 
-    def quiet(self, seconds: float = 0.3) -> None:
-        """Nothing at all arrives for that long."""
-        payload = self.receive_raw(seconds)
-        assert payload is None, msgpack.unpackb(payload, strict_map_key=False)
+    def arrivals(self, seconds: float = 0.3) -> list[Any]:
+        """Every message that arrives in that time."""
+        end = time.monotonic() + seconds
+        payloads = iter(lambda: self.receive_raw(max(0.0, end - time.monotonic())), None)
+        return [msgpack.unpackb(payload, strict_map_key=False) for payload in payloads]
 
     def dies(self, timeout: float = 5.0) -> int:
         """ENGINE_CORE_DEAD arrives on every output socket; the exit code of the process."""

@@ -12,7 +12,7 @@ from bridge.plugins.sim import faults
 from bridge.plugins.sim.control import ControlError, SimControl
 from bridge.plugins.sim.tokens import expected_tokens
 from tests.sim.conftest import Start
-from tests.sim.front_end import EVENTS, OUTPUTS, REQUEST_ID, STATS
+from tests.sim.front_end import EVENTS, OUTPUTS, REQUEST_ID, STATS, TOKENS
 
 
 def test_exit_is_silent_and_keeps_its_code(start: Start) -> None:
@@ -57,7 +57,7 @@ def test_a_wedged_engine_answers_nobody_but_the_control_socket(start: Start) -> 
         front.engine.wait_for("fault: wedge", 5)
         front.add("a", [5], {"max_tokens": 2})
         front.send(3, msgpack.packb([0, 1, "is_sleeping", []]))
-        front.quiet()
+        assert front.arrivals() == []
         assert control.state()["running"] == 0
     begun = time.monotonic()
     assert front.engine.stop() == 0
@@ -79,10 +79,10 @@ def test_a_dead_input_thread_lets_running_requests_end(start: Start) -> None:
 def test_a_dead_output_thread_sends_nothing(start: Start) -> None:
     front = start("--fault", "wedge_output@steps:3")
     front.add("a", [5], {"max_tokens": 20})
-    for _ in range(3):
-        front.receive()
-    front.quiet()
-    front.engine.must_run("silent")
+    steps = [front.receive()[OUTPUTS] for _ in range(3)]
+    assert [token for outputs in steps for output in outputs for token in output[TOKENS]] == expected_tokens([5], 3)
+    assert front.arrivals() == []
+    assert front.engine.process.poll() is None, "it runs on in silence"
 
 
 def test_messages_are_dropped_garbled_and_doubled(start: Start) -> None:

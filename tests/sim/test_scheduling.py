@@ -34,7 +34,7 @@ def test_statistics_ride_on_a_step_and_one_message_trails_the_last_token(start: 
     front = start()
     front.generate(list(range(100, 140)), {"max_tokens": 3})
     trailing = front.receive()
-    front.quiet()
+    assert front.arrivals() == []
     assert [len(message[OUTPUTS]) for message in front.messages] == [1, 1, 1, 0]
     assert all(set(message[STATS]) == STATS_KEYS for message in front.messages)
     assert [message[STATS]["num_running_reqs"] for message in front.messages] == [1, 1, 0, 0]
@@ -67,7 +67,7 @@ def test_only_the_first_client_of_a_step_gets_statistics_and_client_0_the_traili
 def test_statistics_can_be_off(start: Start) -> None:
     front = start("--disable-log-stats")
     answer = front.generate([5], {"max_tokens": 3})
-    front.quiet()
+    assert front.arrivals() == []
     assert all(message[STATS] is None for message in front.messages)
     assert all(output[EVENTS] is None for output in answer.outputs)
 

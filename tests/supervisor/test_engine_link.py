@@ -137,6 +137,7 @@ async def test_a_rank_that_starts_anew_is_a_death(state: StateFolder, dial: Dial
     await until(lambda: told.link.done)
     rank.say("HELLO")
     await until(lambda: told.deaths)
+    assert told.deaths == ["a rank started anew, so its work is lost"] and not told.link.done
     told.link.close()
 
 

@@ -36,6 +36,8 @@ class Gateway:
         self.handshake = Handshake(
             inputs=[self.slot.input_address], outputs=[self.slot.output_address], first_rank=first_rank
         )
+        self.heard: set[bytes] = set()
+        """The identities that dialled."""
 
     def serve_until_up(self, process: Running, within_s: float = 20.0) -> None:
         end = time.monotonic() + within_s
@@ -52,6 +54,7 @@ class Gateway:
         got = False
         while (received := self.server.receive()) is not None:
             got = True
+            self.heard.add(received[0])
             for reply in self.handshake.receive(*received):
                 self.server.send(*reply)
         return got
@@ -89,6 +92,7 @@ def test_the_engine_index_is_its_identity(tmp_path: Path) -> None:
     with start(gateway, tmp_path, "--zmq-engine-index", "5") as process:
         gateway.serve_until_up(process)
     gateway.close()
+    assert gateway.heard == {b"\5\0"} and gateway.handshake.done
 
 
 def test_kill_minus_nine_leaves_no_process(gateway: Gateway, tmp_path: Path) -> None:

@@ -39,8 +39,10 @@ def test_a_free_port_is_taken_and_named(host: str, shown: str, loopback: bool) -
 
 def test_any_address_in_ipv6_is_reachable_over_ipv4() -> None:
     listener = bind_tcp("::", 0)
-    with socket.create_connection(("127.0.0.1", listener.port or 0), timeout=2):
-        pass
+    with socket.create_connection(("127.0.0.1", listener.port or 0), timeout=2) as client:
+        accepted, (host, port, *_) = listener.socket.accept()
+        assert (host, port) == ("::ffff:127.0.0.1", client.getsockname()[1])
+        accepted.close()
     listener.close()
 
 

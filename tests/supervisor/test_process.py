@@ -116,6 +116,7 @@ async def test_kill_cuts_a_stop_short() -> None:
     await asyncio.sleep(0.05)
     process.kill()
     await asyncio.wait_for(stopping, 5)
+    assert process.describe_exit() == "was killed by SIGKILL" and process.members() == []
 
 
 async def test_without_pidfd_a_thread_watches(monkeypatch: pytest.MonkeyPatch) -> None:
