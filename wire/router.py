@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 BACKLOG = 64
 KEPT = 4096
 """Messages, and ends, that wait to be taken; an engine sends one message when it connects."""
+MOST_PIECES = 1024
+"""Buffers of one sendmsg (IOV_MAX, Linux and macOS)."""
 
 
 class RouterSocket:
@@ -53,6 +55,8 @@ class RouterSocket:
         if connection is None:
             return False
         pieces = encode(frames)
+        if len(pieces) > MOST_PIECES:
+            pieces = [b"".join(pieces)]
         unsent = self._unsent.get(connection)
         if unsent is not None:
             for piece in pieces:

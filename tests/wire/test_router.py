@@ -82,6 +82,15 @@ def test_messages_go_to_the_dealer_they_are_for(router: RouterSocket, deal_to: D
         assert received(dealer) == [*frames, identity]
 
 
+def test_a_message_may_have_more_frames_than_one_system_call_takes(router: RouterSocket, deal_to: Deal) -> None:
+    frames = [b"%d" % number for number in range(3000)]
+    dealer = deal_to(b"\0\0")
+    dealer.send(b"map")
+    until(router, lambda: router.messages)
+    assert router.send(b"\0\0", frames)
+    assert received(dealer) == frames
+
+
 def test_an_identity_that_nobody_has_is_not_sent_to(router: RouterSocket, deal_to: Deal) -> None:
     assert not router.send(b"\0\0", [b"x"])
     deal_to(b"\1\0").send(b"here")
