@@ -95,8 +95,10 @@ class Slot:
         return None
 
     def take_gone(self) -> list[bytes]:
-        """The ranks whose connection to the input socket has ended since the last call."""
-        self.service()
+        """The ranks whose connection to the input socket was seen to end since the last call.
+
+        Nothing is read here: a ready map that came meanwhile would wait for the descriptor's next event.
+        """
         gone = list(self._gone)
         self._gone.clear()
         return gone
