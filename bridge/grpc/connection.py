@@ -277,7 +277,7 @@ class Connection(asyncio.Protocol):
         transport, outflow = self._transport, self.outflow
         if transport is None or self.paused or self.closing:
             return
-        control = self._control or outflow.waiting
+        control = self._control or bool(outflow.waiting)
         if control:
             try:
                 self._frame_control()
@@ -310,6 +310,7 @@ class Connection(asyncio.Protocol):
             if isinstance(event, StreamClosed) and event.stream_id in self.calls:
                 outflow.drop(self.calls[event.stream_id])
         if outflow.waiting and outflow.pump():
+            self._control = False
             outflow.put(h2.data_to_send())
             self._told += h2.events()
 
