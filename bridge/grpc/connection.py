@@ -488,13 +488,14 @@ class Connection(asyncio.Protocol):
     def _resize_windows(self, window: int) -> None:
         """The client changed the initial window of streams, and with it those of the streams it has."""
         more, self._initial_window = window - self._initial_window, window
-        try:
-            # A client counts on a larger window once it has our acknowledgement.
-            self._frame_control()
-        except NGH2Error as error:
-            self._failed(error)
-            return
-        self._control = True
+        if more > 0:
+            # A client counts a larger window from our acknowledgement on, and a smaller one no later.
+            try:
+                self._frame_control()
+            except NGH2Error as error:
+                self._failed(error)
+                return
+            self._control = True
         self.outflow.settle()
         for call in list(self.calls.values()):
             call.credit += more
