@@ -580,3 +580,19 @@ async def test_a_larger_window_is_used_behind_the_acknowledgement_only(server: R
     await client.until(lambda c: len(c.messages(stream)) == 2)
     assert [(one.kind, one.flags) for one in client.frames[before:]] == [(SETTINGS, ACK), (DATA, 0)]
     assert client.messages(stream) == [b"12345", b"more"]
+
+
+async def test_a_call_is_over_when_its_last_bytes_are_out(server: Running, connect: Connector) -> None:
+    """Nothing more has to happen on the connection for it."""
+    client = await connect(server, settings(window=10))
+    stream = await client.call()
+    (call,) = await server.calls(1)
+    call.send(bytes(100))
+    call.finish()
+    await client.until(lambda c: len(c.body(stream)) == 10)
+    (connection,) = server.server._connections
+    assert connection.lingering == 1
+    await client.send(window_update(stream, 1000))
+    await client.finished(stream)
+    await until(lambda: not connection.calls, timeout_s=1.0)
+    assert connection.lingering == server.server.stats.calls_lingering == 0
