@@ -117,6 +117,8 @@ class Connection(asyncio.Protocol):
         self._window_spent = False
         # Calls whose response headers are with nghttp2.
         self._opening: list[Call] = []
+        # What nghttp2 told about its output, until that is written.
+        self._told: list[Event] = []
         self._inlet: Inlet | None = None
         self._last_call_at = now
         self._last_stream = 0
@@ -275,11 +277,10 @@ class Connection(asyncio.Protocol):
         transport, outflow = self._transport, self.outflow
         if transport is None or self.paused or self.closing:
             return
-        control = self._control or outflow.waiting
-        events: list[Event] = []
+        control = self._control or bool(outflow.waiting)
         if control:
             try:
-                events = self._frame_control()
+                self._frame_control()
             except NGH2Error as error:
                 self._failed(error)
                 return
@@ -289,32 +290,33 @@ class Connection(asyncio.Protocol):
             transport.write(data)
             self._floods.window_updates.give(len(data) // UPDATE_PER_BYTES)
         if control:
-            self._after_control(events)
+            self._after_control()
 
-    def _frame_control(self) -> list[Event]:
+    def _frame_control(self) -> None:
         """Put nghttp2's output behind the messages before it, then the messages that waited, and their trailers.
 
-        Returns what nghttp2 tells about it. Nothing is sent on a stream that it ended, or after the connection's end.
+        No message is sent on a stream that nghttp2 ended, or after the connection's end.
         """
         h2, outflow = self._h2, self.outflow
         self._control = False
         outflow.put(h2.data_to_send())
-        events = h2.events()
-        for event in events:
-            if isinstance(event, ConnectionClosed):
-                return events
-            if isinstance(event, StreamClosed) and event.stream_id in self.calls:
-                outflow.drop(self.calls[event.stream_id])
+        self._told += h2.events()
+        if any(isinstance(event, ConnectionClosed) for event in self._told):
+            return
         for call in self._opening:
             call.framed = True
         self._opening.clear()
+        for event in self._told:
+            if isinstance(event, StreamClosed) and event.stream_id in self.calls:
+                outflow.drop(self.calls[event.stream_id])
         if outflow.waiting and outflow.pump():
+            self._control = False
             outflow.put(h2.data_to_send())
-            events += h2.events()
-        return events
+            self._told += h2.events()
 
-    def _after_control(self, events: list[Event]) -> None:
-        """Handle what nghttp2 tells about what it sent."""
+    def _after_control(self) -> None:
+        """Handle what nghttp2 told about what was sent."""
+        events, self._told = self._told, []
         if events:
             self._handle(events)
         if self._early:
@@ -484,8 +486,16 @@ class Connection(asyncio.Protocol):
                 call.refresh()
 
     def _resize_windows(self, window: int) -> None:
-        """The client changed the initial window of streams, and of those it has."""
+        """The client changed the initial window of streams, and with it those of the streams it has."""
         more, self._initial_window = window - self._initial_window, window
+        if more > 0:
+            # A client counts a larger window from our acknowledgement on, and a smaller one no later.
+            try:
+                self._frame_control()
+            except NGH2Error as error:
+                self._failed(error)
+                return
+            self._control = True
         self.outflow.settle()
         for call in list(self.calls.values()):
             call.credit += more

@@ -135,6 +135,7 @@ class Outflow:
         """The call's stream is closed: nothing more can be sent on it."""
         self.waiting.pop(call, None)
         call.unsent = NOTHING
+        call.framed = False
 
     # The express way
 

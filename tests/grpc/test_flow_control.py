@@ -22,6 +22,7 @@ from tests.grpc.raw import (
     HEADERS,
     PING,
     RST_STREAM,
+    SETTINGS,
     WINDOW_UPDATE,
     RawClient,
     frame,
@@ -563,3 +564,35 @@ async def test_a_draining_connection_waits_for_its_blocked_streams(server: Runni
     await client.until(lambda c: c.closed)
     assert [client.messages(stream) for stream in streams] == [[bytes(100)]] * 3
     assert await draining == 0
+
+
+async def test_a_larger_window_is_used_behind_the_acknowledgement_only(server: Running, connect: Connector) -> None:
+    """Until then strict clients hold the old window against what arrives."""
+    client = await connect(server, settings(window=10))
+    await client.quiet(0.05)
+    stream = await client.call()
+    (call,) = await server.calls(1)
+    call.on_writable = lambda: call.send(b"more")
+    call.send(b"12345")
+    await client.until(lambda c: len(c.body(stream)) == 10)
+    before = len(client.frames)
+    await client.send(settings(window=100))
+    await client.until(lambda c: len(c.messages(stream)) == 2)
+    assert [(one.kind, one.flags) for one in client.frames[before:]] == [(SETTINGS, ACK), (DATA, 0)]
+    assert client.messages(stream) == [b"12345", b"more"]
+
+
+async def test_a_call_is_over_when_its_last_bytes_are_out(server: Running, connect: Connector) -> None:
+    """Nothing more has to happen on the connection for it."""
+    client = await connect(server, settings(window=10))
+    stream = await client.call()
+    (call,) = await server.calls(1)
+    call.send(bytes(100))
+    call.finish()
+    await client.until(lambda c: len(c.body(stream)) == 10)
+    (connection,) = server.server._connections
+    assert connection.lingering == 1
+    await client.send(window_update(stream, 1000))
+    await client.finished(stream)
+    await until(lambda: not connection.calls, timeout_s=1.0)
+    assert connection.lingering == server.server.stats.calls_lingering == 0
