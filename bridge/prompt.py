@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, cast, overload
+from typing import cast, overload
 
 import msgspec
 
@@ -74,8 +74,8 @@ def kept_ids(prompt: Sequence[int], keep: bool) -> list[int]:
     return prompt[:] if keep and isinstance(prompt, LongPrompt) else cast("list[int]", prompt)
 
 
-def wire_ids(prompt: Sequence[int], copies: int = 1) -> Any:
+def wire_ids(prompt: Sequence[int], copies: int = 1) -> list[int] | msgspec.Raw:
     """What stands for `prompt` in each of `copies` engine calls: the list, or its encoding where there is or will be one."""
     if isinstance(prompt, LongPrompt):
         return prompt.encoded
-    return prompt if copies == 1 else msgspec.Raw(_encode(prompt))
+    return cast("list[int]", prompt) if copies == 1 else msgspec.Raw(_encode(prompt))

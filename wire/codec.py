@@ -94,7 +94,8 @@ class GenerateCall(msgspec.Struct, kw_only=True, gc=False):
     """One generation as an engine receives it. `arrival_time` is in seconds since the epoch."""
 
     wire_id: str
-    prompt_token_ids: list[int]
+    prompt_token_ids: list[int] | msgspec.Raw
+    """The ids, or a msgpack array of them."""
     sampling: Sampling
     arrival_time: float
     priority: int = 0
@@ -121,7 +122,8 @@ class EmbedCall(msgspec.Struct, kw_only=True, gc=False):
     """
 
     wire_id: str
-    prompt_token_ids: list[int]
+    prompt_token_ids: list[int] | msgspec.Raw
+    """The ids, or a msgpack array of them."""
     arrival_time: float
     activation: bool
     native: Any = None
