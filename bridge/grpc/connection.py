@@ -223,6 +223,11 @@ class Connection(asyncio.Protocol):
         if self._inlet is not None:
             self._inlet.received(data)
 
+    @property
+    def frame_left(self) -> int:
+        """Bytes that are left of a frame which was fed in part: they hold no other request."""
+        return self._sieve.skip
+
     def feed(self, data: bytes | memoryview) -> None:
         """Handle received bytes; fed() follows once no more are at hand."""
         if self.closing:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # A turn ends after this many seconds of slices, or calls: a unary handler runs later and costs as much again.
 TURN_S = 0.001
 TURN_CALLS = 16
-# A slice holds no more requests than these bytes can; the next one is small after one that held many.
+# A slice holds no more requests than these bytes can, and one frame whole; the next one is small after one that held many.
 SLICE_BYTES = 4096
 SMALL_SLICE_BYTES = 512
 MANY_CALLS = 8
@@ -107,8 +107,9 @@ class Inlet:
         view, position, first = memoryview(self._unread), 0, stats.calls_total
         while position < len(view) and not connection.closing:
             before = stats.calls_total
-            connection.feed(view[position : position + self._slice])
-            position += self._slice
+            size = max(self._slice, connection.frame_left)
+            connection.feed(view[position : position + size])
+            position += size
             self._slice = SMALL_SLICE_BYTES if stats.calls_total - before > MANY_CALLS else SLICE_BYTES
             if stats.calls_total - first > TURN_CALLS or monotonic() > until:
                 break

@@ -38,14 +38,15 @@ _setting = struct.Struct(">HI")
 class Sieve:
     """Follows the frames of one connection, however they are cut into reads."""
 
-    __slots__ = ("_in_block", "_rest", "_skip", "initial_window", "last_stream")
+    __slots__ = ("_in_block", "_rest", "initial_window", "last_stream", "skip")
 
     def __init__(self) -> None:
         # What the client lets us send on a new stream.
         self.initial_window = DEFAULT_WINDOW
         # The highest stream that the client has opened.
         self.last_stream = 0
-        self._skip = PREFACE_BYTES
+        # Bytes that are left of a frame that passes, whose start did already.
+        self.skip = PREFACE_BYTES
         self._rest = b""
         self._in_block = False
 
@@ -56,11 +57,11 @@ class Sieve:
         """
         if self._rest:
             data, self._rest = self._rest + bytes(data), b""
-        size, at = len(data), self._skip
+        size, at = len(data), self.skip
         if at >= size:
-            self._skip = at - size
+            self.skip = at - size
             return [data], []
-        self._skip = start = 0
+        self.skip = start = 0
         passed: list[bytes | memoryview] = []
         updates: list[Update] = []
         while size - at >= HEADER_BYTES:
@@ -92,7 +93,7 @@ class Sieve:
                     stream_id = int.from_bytes(data[at + 5 : at + HEADER_BYTES], "big") & MAX_WINDOW
                     self.last_stream = max(self.last_stream, stream_id)
             if end > size:
-                self._skip = end - size
+                self.skip = end - size
                 passed.append(data[start:])
                 return passed, updates
             at = end
