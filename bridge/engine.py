@@ -82,13 +82,13 @@ class Engine:
         *,
         wire_prefix: str,
         max_in_flight: int,
-        cork: Callable[[], None],
-        flush: Callable[[], None],
+        cork: Callable[[], None] = lambda: None,
+        flush: Callable[[], None] = lambda: None,
         on_death: Callable[[str], None],
         meters: Meters | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        """`cork` comes before a drain is rendered, and `flush` writes what was.
+        """`cork` comes before a drain is rendered, and `flush` writes what was; `write_through` sets them later.
 
         `on_death(reason)` is called when the slot itself learns of the end. Without `meters` nothing is measured.
         `ledger` keeps what is in flight for whoever cleans up after this process.
@@ -122,6 +122,10 @@ class Engine:
         self._rate_at = time.monotonic()
         self._rate_tokens = 0
         self._rate = 0.0
+
+    def write_through(self, cork: Callable[[], None], flush: Callable[[], None]) -> None:
+        """Cork and flush like this from now on."""
+        self._cork, self._flush = cork, flush
 
     # -- life --------------------------------------------------------------------------------------------------------
 

@@ -73,8 +73,6 @@ class FrontEnd:
             slot,
             wire_prefix=f"{slot.index}.{incarnation:x}",
             max_in_flight=int(options.get("max_in_flight", 16384)),
-            cork=self._cork,
-            flush=self._flush,
             on_death=self._died,
             ledger=ledger,
             meters=self._meters,
@@ -94,7 +92,9 @@ class FrontEnd:
         public = [Unprivileged(one) for one in services] if apart else services
         self.server = Server([*public, *beside], limits, tls)
         self._servers = {"grpc": self.server}
+        self.engine.write_through(self.server.cork, self.server.flush)
         if apart:
+            self.engine.write_through(self._cork, self._flush)
             self._servers[ADMIN] = Server([*services, *beside], limits, tls)
 
     def _cork(self) -> None:

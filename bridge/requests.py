@@ -245,7 +245,8 @@ class Express(NamedTuple):
 
     def takes(self, token: int) -> bool:
         """Whether `next` may be called."""
-        return not token >> PADDED_BITS and self.outflow.has_room
+        outflow = self.outflow
+        return not token >> PADDED_BITS and outflow.window >= outflow.step_bytes
 
     def next(self, token: int) -> tuple[Outflow, bytes]:
         """Where the token's chunk goes, and the chunk."""
@@ -494,7 +495,7 @@ class RequestTable:
             if express is None or delta.finish_reason is not None or len(delta.new_token_ids) != 1
         ]
 
-    def _deliver_few(self, outputs: Iterable[Any]) -> list[Any]:
+    def _deliver_few(self, outputs: Collection[Any]) -> list[Any]:
         """As `_deliver_express`, one delta after the other."""
         rest: list[Any] = []
         sent: list[tuple[Outflow, bytes]] = []
@@ -504,12 +505,12 @@ class RequestTable:
             tokens = delta.new_token_ids
             if express is None or delta.finish_reason is not None or len(tokens) != 1 or not express.takes(tokens[0]):
                 rest.append(delta)
+            elif len(outputs) == 1:
+                outflow, only = express.next(tokens[0])
+                outflow.express(only, 1)
             else:
                 sent.append(express.next(tokens[0]))
-        if len(sent) == 1:
-            outflow, chunk = sent[0]
-            outflow.express(chunk, 1)
-        else:
+        if sent:
             express_each(sent)
         return rest
 

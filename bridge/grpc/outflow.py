@@ -65,7 +65,7 @@ class Flight:
 class Outflow:
     """The sending half of one connection. ``window`` is what the client still lets it send, over all streams."""
 
-    __slots__ = ("_flight_bytes", "_flights", "_mark_dirty", "_out", "_steps_left", "waiting", "window")
+    __slots__ = ("_flights", "_mark_dirty", "_out", "_steps_left", "step_bytes", "waiting", "window")
 
     def __init__(self, mark_dirty: Callable[[], None]) -> None:
         self.window = DEFAULT_WINDOW
@@ -74,8 +74,8 @@ class Outflow:
         self._mark_dirty = mark_dirty
         self._out: list[bytes] = []
         self._flights: dict[Call, Flight] = {}
-        # What they send in a step, all together.
-        self._flight_bytes = 0
+        # What the flights send in a step, all together.
+        self.step_bytes = 0
         # Steps that every flight's window has room for.
         self._steps_left = LONGEST_FLIGHT
 
@@ -148,7 +148,7 @@ class Outflow:
         if steps <= 0:
             return None
         self._flights[call] = flight
-        self._flight_bytes += size
+        self.step_bytes += size
         self._steps_left = min(self._steps_left, steps)
         return data_header(size, call.stream_id)
 
@@ -157,12 +157,12 @@ class Outflow:
         if self._flights.get(flight.call) is flight:
             flight.settle()
             del self._flights[flight.call]
-            self._flight_bytes -= flight.size
+            self.step_bytes -= flight.size
 
     @property
     def has_room(self) -> bool:
         """Whether every flight's next chunk fits."""
-        return self.window >= self._flight_bytes
+        return self.window >= self.step_bytes
 
     def express(self, chunks: bytes, count: int) -> None:
         """Send one chunk of each of ``count`` flights, with their headers; they have grown by it already."""

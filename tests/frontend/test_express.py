@@ -157,7 +157,7 @@ def test_an_end_by_a_stop_string_leaves_the_others_their_window(streams: int) ->
     for token in (5, 6):
         stage.step(dict.fromkeys(ids, token))
     assert stage.table._watched.keys() == set(ids)
-    outflow.window = outflow._flight_bytes
+    outflow.window = outflow.step_bytes
     stage.step({one: STOP_ID if at == 1 else 7 for at, one in enumerate(ids)})
     assert outflow.window >= 0
     stage.flush()
@@ -293,7 +293,7 @@ def test_nothing_flies_behind_its_end(how: str) -> None:
     else:
         table.fail_all(Code.UNAVAILABLE, "gone")
     assert stage.flying == set()
-    assert not stage.outflows[0]._flights and stage.outflows[0]._flight_bytes == 0
+    assert not stage.outflows[0]._flights and stage.outflows[0].step_bytes == 0
     assert stage.outflows[0].window == 65535 - sum(65535 - call.credit for call in stage.calls.values())
     stage.step(dict.fromkeys(ids, 8))
     assert stage.flying == set()

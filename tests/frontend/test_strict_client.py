@@ -52,8 +52,8 @@ Reply = message("vllm.GenerateResponse")
 class EngineEnd(Slot):
     """Keeps what is sent to the engine."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> None:
-        super().__init__(context, 0, *slot_addresses(folder, 0))
+    def __init__(self, folder: Path) -> None:
+        super().__init__(0, *slot_addresses(folder, 0))
         self.sent: list[tuple[bytes, list[Any]]] = []
 
     def send(self, identity: bytes, frames: Frames) -> None:
@@ -211,7 +211,7 @@ class Stage:
     def __init__(self, folder: Path, model: Path, random_: random.Random) -> None:
         self.random = random_
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.slot = EngineEnd(self._context, folder)
+        self.slot = EngineEnd(folder)
         contracts = ["vllm.grpc.engine", "vllm.Inference"]
         self.front_end = FrontEnd("sim", self.slot, incarnation=1, contracts=contracts, options={}, on_death=_die)
         self._dealer = self._context.socket(zmq.DEALER)
@@ -427,6 +427,6 @@ async def test_every_stream_is_whole_through_windows_that_never_suffice(
     for client in stage.clients:
         outflow = client.connection.outflow
         assert not client.connection.calls and not outflow.waiting and not outflow._flights
-        assert outflow._flight_bytes == 0
+        assert outflow.step_bytes == 0
         assert outflow.window == client.h2.inbound_flow_control_window
     assert not any(call.unsent for call in calls)
