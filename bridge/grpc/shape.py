@@ -47,7 +47,7 @@ def has_too_many_pieces(message: bytes, descriptor: Any) -> bool:
                 if field is not None and field.type == MESSAGE:
                     parts.append((position, min(position + size, end), field.message_type))
                 elif field is not None and field.type not in (STRING, BYTES):
-                    packed += size
+                    packed += min(size, end - position)
                     if packed > MOST_PACKED_BYTES:
                         return True
                 position += size

@@ -6,7 +6,7 @@ import time
 
 import grpc
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
@@ -75,6 +75,7 @@ def test_the_limits() -> None:
 
 
 @given(st.binary(max_size=300))
+@example(b"*\x80\x80\x80\x03")
 def test_what_is_no_protobuf_is_left_to_the_parser(junk: bytes) -> None:
     assert not has_too_many_pieces(junk, GENERATE)
 
