@@ -231,7 +231,8 @@ async def three_upgrades(worker: Worker, flock: Flock) -> None:
         assert not await asyncio.to_thread(gone_within, old, 30.0)
     await flock.flows()
     assert flock.count("cut") == 0 and flock.count("hung") == 0, flock.counts()
-    assert flock.count("refused") <= 3 * flock.channels
+    # A call handed over in the instant of a GOAWAY is refused, and calls that end in one step are followed together.
+    assert flock.count("refused") <= 3 * flock.streams // 4
     assert {one.pid for one in named(worker, *ENGINE_WORDS)} == engine
 
 
