@@ -2,52 +2,35 @@
 
 from __future__ import annotations
 
-import logging
 import selectors
 import socket
 from collections import deque
 
+from bridge.wire.bound import BoundSocket
 from bridge.wire.codec import Frames
-from bridge.wire.zmtp import Peer, ZmtpError, encode
+from bridge.wire.zmtp import Peer, encode
 
-log = logging.getLogger(__name__)
-
-BACKLOG = 64
 KEPT = 4096
 """Messages, and ends, that wait to be taken; an engine sends one message when it connects."""
 MOST_PIECES = 1024
 """Buffers of one sendmsg (IOV_MAX, Linux and macOS)."""
 
 
-class RouterSocket:
+class RouterSocket(BoundSocket):
     """Sends to every DEALER that connects, by the identity it gives itself; the latest with an identity has it.
 
-    Nothing blocks. `messages` are (identity, frames) that came, `gone` the identities whose connection ended; both
-    grow in `service`.
+    `messages` are (identity, frames) that came, `gone` the identities whose connection ended; both grow in `service`.
     """
+
+    name = "input"
 
     def __init__(self, path: str) -> None:
         """Bind and listen; raises OSError."""
         self.messages: deque[tuple[bytes, list[bytes]]] = deque(maxlen=KEPT)
         self.gone: deque[bytes] = deque(maxlen=KEPT)
-        self._selector = selectors.DefaultSelector()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._peers: dict[socket.socket, Peer] = {}
         self._routes: dict[bytes, socket.socket] = {}
         self._unsent: dict[socket.socket, bytearray] = {}
-        try:
-            self._listener.setblocking(False)
-            self._listener.bind(path)
-            self._listener.listen(BACKLOG)
-            self._selector.register(self._listener, selectors.EVENT_READ)
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def fd(self) -> int:
-        """Readable while there is something to do (an epoll or kqueue descriptor)."""
-        return int(self._selector.fileno())
+        super().__init__(path)
 
     def send(self, identity: bytes, frames: Frames) -> bool:
         """Write a message, or queue it behind what the peer has no room for; False when no peer has that identity."""
@@ -86,52 +69,17 @@ class RouterSocket:
 
     def close(self) -> None:
         """Close everything; the socket's file stays."""
-        for connection in self._peers:
-            connection.close()
-        self._peers.clear()
         self._routes.clear()
         self._unsent.clear()
-        self._listener.close()
-        self._selector.close()
+        super().close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            connection.setblocking(False)
-            peer = Peer(deque(), b"ROUTER", b"DEALER")
-            try:
-                connection.send(peer.replies)
-            except OSError as error:
-                log.debug("a peer left at once: %s", error)
-                connection.close()
-                continue
-            peer.replies.clear()
-            self._peers[connection] = peer
-            self._selector.register(connection, selectors.EVENT_READ)
+    def _new_peer(self) -> Peer:
+        return Peer(deque(), b"ROUTER", b"DEALER")
 
     def _read(self, connection: socket.socket, peer: Peer) -> bool:
         """Read once; whether there may be more."""
         was_ready = peer.ready
-        try:
-            count = connection.recv_into(peer.room())
-            if not count:
-                self._drop(connection)
-                return False
-            peer.took(count)
-            if peer.replies:
-                connection.send(peer.replies)
-                peer.replies.clear()
-        except BlockingIOError:
-            return False
-        except ZmtpError as error:
-            log.warning("a connection to an input socket was ended: %s", error)
-            self._drop(connection)
-            return False
-        except OSError:
-            self._drop(connection)
+        if not self._receive(connection, peer, peer.room()):
             return False
         if peer.ready and not was_ready:
             self._routes[peer.identity] = connection
@@ -154,10 +102,9 @@ class RouterSocket:
             self._selector.modify(connection, selectors.EVENT_READ)
 
     def _drop(self, connection: socket.socket) -> None:
-        identity = self._peers.pop(connection).identity
+        identity = self._peers[connection].identity
         self._unsent.pop(connection, None)
-        self._selector.unregister(connection)
-        connection.close()
+        super()._drop(connection)
         if self._routes.get(identity) is connection:
             del self._routes[identity]
             self.gone.append(identity)
