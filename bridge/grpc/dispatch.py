@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from bridge.grpc.framing import PREFIX_BYTES, MessageTooLarge, inflate
@@ -197,13 +198,8 @@ def run(call: Call, request: Any) -> bool:
 async def _rest(call: Call, rest: Rest) -> None:
     """What a raw_stream handler has to wait for."""
     try:
-        await rest()
-    except GrpcError as error:
-        call.fail(error)
-    except asyncio.CancelledError:
-        call.finish(Code.CANCELLED, "cancelled")
-    except Exception as error:
-        _failed(call, error)
+        with _ending(call):
+            await rest()
     finally:
         call.connection.intake.let_go(call)
 
@@ -230,10 +226,11 @@ def encode(reply: Reply) -> bytes:
     return reply if isinstance(reply, bytes) else reply.SerializeToString()
 
 
-async def _unary(call: Call, handler: UnaryHandler, request: Any) -> None:
+@contextlib.contextmanager
+def _ending(call: Call) -> Iterator[None]:
+    """What a handler's task raises ends its call."""
     try:
-        call.send_compressed(encode(await handler(request, call)))
-        call.finish()
+        yield
     except GrpcError as error:
         call.fail(error)
     except asyncio.CancelledError:
@@ -243,30 +240,31 @@ async def _unary(call: Call, handler: UnaryHandler, request: Any) -> None:
         _failed(call, error)
 
 
+async def _unary(call: Call, handler: UnaryHandler, request: Any) -> None:
+    with _ending(call):
+        call.send_compressed(encode(await handler(request, call)))
+        call.finish()
+
+
 async def _stream(call: Call, handler: StreamHandler | BidiHandler, request: Any) -> None:
     replies = handler(request, call)
     unsent = 0
     try:
-        async for reply in replies:
-            message = encode(reply)
-            call.send_compressed(message)
-            unsent += len(message)
-            if unsent >= STREAM_TURN_BYTES:
-                unsent = 0
-                call.connection.flush()
-                await asyncio.sleep(0)
-            if call.blocked:
-                call.connection.flush()
-                await call.writable()
-            if call.ended:
-                break
-        call.finish()
-    except GrpcError as error:
-        call.fail(error)
-    except asyncio.CancelledError:
-        call.finish(Code.CANCELLED, "cancelled")
-    except Exception as error:
-        _failed(call, error)
+        with _ending(call):
+            async for reply in replies:
+                message = encode(reply)
+                call.send_compressed(message)
+                unsent += len(message)
+                if unsent >= STREAM_TURN_BYTES:
+                    unsent = 0
+                    call.connection.flush()
+                    await asyncio.sleep(0)
+                if call.blocked:
+                    call.connection.flush()
+                    await call.writable()
+                if call.ended:
+                    break
+            call.finish()
     finally:
         try:
             await replies.aclose()
