@@ -82,15 +82,11 @@ class Engine:
         *,
         wire_prefix: str,
         max_in_flight: int,
-        cork: Callable[[], None] = lambda: None,
-        flush: Callable[[], None] = lambda: None,
         on_death: Callable[[str], None],
         meters: Meters | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        """`cork` comes before a drain is rendered, and `flush` writes what was; `write_through` sets them later.
-
-        `on_death(reason)` is called when the slot itself learns of the end. Without `meters` nothing is measured.
+        """`on_death(reason)` is called when the slot itself learns of the end. Without `meters` nothing is measured.
         `ledger` keeps what is in flight for whoever cleans up after this process.
         """
         self.name = name
@@ -102,8 +98,8 @@ class Engine:
         self.ranks: list[RankView] = []
         self._wire_prefix = wire_prefix
         self._max_in_flight = max_in_flight
-        self._cork = cork
-        self._flush = flush
+        self._cork: Callable[[], None] = lambda: None
+        self._flush: Callable[[], None] = lambda: None
         self._on_death = on_death
         self._meters = meters
         self._ledger = ledger
@@ -124,7 +120,7 @@ class Engine:
         self._rate = 0.0
 
     def write_through(self, cork: Callable[[], None], flush: Callable[[], None]) -> None:
-        """Cork and flush like this from now on."""
+        """`cork` comes before a drain is rendered, and `flush` writes what was; until this is called nobody listens."""
         self._cork, self._flush = cork, flush
 
     # -- life --------------------------------------------------------------------------------------------------------

@@ -92,16 +92,19 @@ class FrontEnd:
         public = [Unprivileged(one) for one in services] if apart else services
         self.server = Server([*public, *beside], limits, tls)
         self._servers = {"grpc": self.server}
-        self.engine.write_through(self.server.cork, self.server.flush)
         if apart:
-            self.engine.write_through(self._cork, self._flush)
             self._servers[ADMIN] = Server([*services, *beside], limits, tls)
 
-    def _cork(self) -> None:
+        writer = self if apart else self.server
+        self.engine.write_through(writer.cork, writer.flush)
+
+    def cork(self) -> None:
+        """Hold back the writes of every server."""
         for server in self._servers.values():
             server.cork()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what every server has."""
         for server in self._servers.values():
             server.flush()
 
@@ -148,7 +151,7 @@ class FrontEnd:
                     await asyncio.wait_for(idle.wait(), grace_s)
                 except TimeoutError:
                     cut = table.abort_all()
-                    self._flush()
+                    self.flush()
         await draining
         return cut
 

@@ -245,8 +245,7 @@ class Express(NamedTuple):
 
     def takes(self, token: int) -> bool:
         """Whether `next` may be called."""
-        outflow = self.outflow
-        return not token >> PADDED_BITS and outflow.window >= outflow.step_bytes
+        return not token >> PADDED_BITS and self.outflow.has_room
 
     def next(self, token: int) -> tuple[Outflow, bytes]:
         """Where the token's chunk goes, and the chunk."""

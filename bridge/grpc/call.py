@@ -139,7 +139,7 @@ class Call:
         self.send_framed(frame(message))
 
     def send_framed(self, framed: bytes, /) -> None:
-        """As send(), for a message that already has its prefix: what is sent each step comes this way."""
+        """As send(), for a message that already has its prefix."""
         if self._open or self._begin():
             self.connection.outflow.send(self, framed)
 

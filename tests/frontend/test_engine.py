@@ -23,8 +23,6 @@ async def test_an_engine_that_loads_costs_nothing_and_its_early_death_is_heard(t
         slot,
         wire_prefix="0.1",
         max_in_flight=10,
-        cork=lambda: None,
-        flush=lambda: None,
         on_death=deaths.append,
     )
     push = context.socket(zmq.PUSH)
