@@ -36,7 +36,6 @@ class Call:
     blocked = False
     framed = True
     unsent = b""
-
     credit = 1 << 60
 
     def __init__(self, outflow: Outflow) -> None:

@@ -22,27 +22,16 @@ from bridge.metrics import Meters
 from bridge.requests import Request, RequestTable
 from bridge.wire.codec import GenerateCall, Sampling
 from bridge.wire.engines import codec_for
+from tests.bench import plain_path as bench
 
 STREAMS = 64
 RANK = b"\0\0"
 
 
-class Call:
-    """Takes rendered messages and drops them, at the least cost there can be."""
+class Call(bench.Call):
+    """With what the meters ask for, and an end."""
 
     method = "/package.Service/Generate"
-    stream_id = 1
-    blocked = False
-    framed = True
-    unsent = b""
-
-    credit = 1 << 60
-
-    def __init__(self, outflow: Outflow) -> None:
-        self.outflow = outflow
-
-    def send(self, message: bytes) -> None:
-        """A socket would be here."""
 
     def finish(self) -> None:
         """And a trailer would go there."""
