@@ -9,7 +9,7 @@ from typing import Any
 
 from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
 
-from bridge.contracts.vllm_render import FINISH, chunk_template, input_logprobs, output_logprobs
+from bridge.contracts.vllm_render import FINISH, chunk_template, counts, input_logprobs, output_logprobs, plain_chunk
 from bridge.grpc.call import Call
 from bridge.grpc.status import Code
 from bridge.requests import Sequence
@@ -59,13 +59,11 @@ class PlainSink:
         self.template: Template | None = None
 
     def chunk(self, sequence: Sequence, tokens: list[int]) -> None:
-        varint = VARINT
-        cached = b"\x20" + varint[sequence.cached_tokens] if sequence.cached_tokens else b""
-        ids = b"".join(varints(tokens))
-        body = b"\x0a%b%b%b%b\x18%b" % (varint[len(ids)], ids, self._prompt, cached, varint[sequence.sent])
-        self._call.send(b"%b\x12%b%b" % (self._prefix, varint[len(body)], body))
+        fields = counts(self._prompt, sequence)
+        body = plain_chunk(fields, tokens, sequence.sent)
+        self._call.send(b"%b\x12%b%b" % (self._prefix, VARINT[len(body)], body))
         if self.template is None:
-            self.template = chunk_template(self._prefix + b"\x12", self._prompt + cached)
+            self.template = chunk_template(self._prefix + b"\x12", fields)
 
     def complete(self, sequence: Sequence) -> None:
         self._send_complete(complete_of(sequence).SerializeToString())

@@ -40,13 +40,11 @@ class PlainSink:
         self.template: Template | None = None
 
     def chunk(self, sequence: Sequence, tokens: list[int]) -> None:
-        varint = VARINT
-        cached = b"\x20" + varint[sequence.cached_tokens] if sequence.cached_tokens else b""
-        ids = b"".join(varints(tokens))
-        body = b"\x0a%b%b%b%b\x18%b" % (varint[len(ids)], ids, self._prompt, cached, varint[sequence.sent])
-        self._call.send(b"\x0a%b%b" % (varint[len(body)], body))
+        fields = counts(self._prompt, sequence)
+        body = plain_chunk(fields, tokens, sequence.sent)
+        self._call.send(b"\x0a%b%b" % (VARINT[len(body)], body))
         if self.template is None:
-            self.template = chunk_template(b"\x0a", self._prompt + cached)
+            self.template = chunk_template(b"\x0a", fields)
 
     def complete(self, sequence: Sequence) -> None:
         self._call.send(complete_reply(sequence).SerializeToString())
@@ -87,6 +85,17 @@ class RichSink(PlainSink):
         fields = logprob_fields(sequence, 6, 7, 0, len(sequence.output_ids), prompt=True)
         body = complete_reply(sequence).complete.SerializeToString() + fields
         self._call.send(b"\x12%b%b" % (VARINT[len(body)], body))
+
+
+def counts(prompt: bytes, sequence: Sequence) -> bytes:
+    """prompt_tokens, which is `prompt`, and cached_tokens: the same in every chunk of a sequence."""
+    return prompt + b"\x20" + VARINT[sequence.cached_tokens] if sequence.cached_tokens else prompt
+
+
+def plain_chunk(fields: bytes, tokens: list[int], sent: int) -> bytes:
+    """A chunk of nothing but tokens; `fields` are its `counts`."""
+    ids = b"".join(varints(tokens))
+    return b"\x0a%b%b%b%b%b" % (VARINT[len(ids)], ids, fields, COUNT, VARINT[sent])
 
 
 def chunk_template(reply: bytes, chunk: bytes) -> Template:
